@@ -116,7 +116,7 @@ def plan(factory: Project, bench: SweepDependencies) -> None:
     with timed("plan", PLAN_GOAL):
         prepared = prepare_sweep(factory, factory.targets, gpus, SweepOptions(image="sif"), bench)
     plan = prepared.plan
-    print(f"  {len(plan.cells) + len(plan.left_out)} tuples, of which {len(plan.cells)} are queued")
+    print(f"  {len(plan.cells) + len(plan.skipped)} tuples, of which {len(plan.cells)} are queued")
 
 
 def make(factory: Project, folder: Path, count: int, bench: SweepDependencies) -> None:
@@ -138,7 +138,7 @@ def make(factory: Project, folder: Path, count: int, bench: SweepDependencies) -
             kits.append(make_node_kit(node, definition, ask, now))
         sweep = SweepSpec(
             id="20260102-030405-0000",
-            made=now,
+            created=now,
             level=FULL,
             site="generic",
             nodes=tuple(kit.node for kit in kits),

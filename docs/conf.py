@@ -52,6 +52,8 @@ html_theme = "furo"
 html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 PAGES = {
     "Get started": (
         "docs/install",
@@ -130,6 +132,7 @@ PAGES = {
 def setup(app: Sphinx) -> None:
     app.connect("source-read", complete)
     app.connect("html-page-context", level_captions, priority=900)
+    app.connect("build-finished", add_accessibility)
     app.connect("build-finished", name_first_page)
     app.connect("build-finished", write_schemas)
 
@@ -155,6 +158,28 @@ def level_captions(_app: Sphinx, _page: str, _template: str, context: dict[str, 
     """Add the heading level to the captions of the sidebar: furo omits it, and screen readers need it."""
     tree = context["furo_navigation_tree"]
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
+def add_accessibility(app: Sphinx, failed: Exception | None) -> None:
+    """Rewrite the pages with `accessible`: parts of them are in the templates of furo."""
+    for path in () if failed else sorted(app.outdir.rglob("*.html")):
+        path.write_text(accessible(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def accessible(page: str) -> str:
+    """Return a page whose landmarks have names, and whose scrolling parts a keyboard can reach.
+
+    An empty cell in the head of a table is not a header.
+    """
+    for old, new in (
+        ('<aside class="sidebar-drawer"', '<aside aria-label="All pages" class="sidebar-drawer"'),
+        ('<aside class="toc-drawer', '<aside aria-label="This page" class="toc-drawer'),
+        ("<pre>", '<pre tabindex="0">'),
+        ('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
+        ('<th class="head"><p></p></th>', "<td></td>"),
+    ):
+        page = page.replace(old, new)
+    return page
 
 
 def name_first_page(app: Sphinx, failed: Exception | None) -> None:
@@ -210,7 +235,8 @@ def command_text(command: click.Command, name: str, level: int) -> str:
     parts = [f"{'#' * level} {name}", help_text(command.help or "")]
     records = [found for option in command.params if (found := option.get_help_record(context))]
     parts.append("```text\n" + " ".join((name, *command.collect_usage_pieces(context))) + "\n```")
-    if options := [(f"`{names}`", text(words)) for names, words in records if words]:
+    # With blanks between its values a long option has places to wrap, also in a narrow table.
+    if options := [(f"`{names.replace('|', ' | ')}`", text(words)) for names, words in records if words]:
         parts.append(table(("option", "what it does"), options))
     if isinstance(command, click.Group):
         parts.append(commands(command, name, level + 1))

@@ -95,7 +95,7 @@ class CatalogResult:
     """
 
     catalog: Catalog
-    left_out: tuple[tuple[str, str], ...]
+    skipped: tuple[tuple[str, str], ...]
     kept: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     revoked: Mapping[str, tuple[RevokedCell, ...]] = field(default_factory=dict)
@@ -146,9 +146,9 @@ def build_catalog(project: Project, request: CatalogRequest, progress: Progress)
             skipped.append((target.name, reason))
             waiting += [target.name] if waits else []
     time = request.now.replace(microsecond=0)
-    catalog = Catalog(made=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
+    catalog = Catalog(created=time, expires=time + LIFE, images=tuple(images), suites=builder.policy.suites)
     return CatalogResult(
-        catalog=catalog, left_out=tuple(skipped), waiting=tuple(waiting), revoked=builder.revoked
+        catalog=catalog, skipped=tuple(skipped), waiting=tuple(waiting), revoked=builder.revoked
     )
 
 

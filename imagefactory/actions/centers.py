@@ -275,7 +275,7 @@ def list_centers(settings: Settings, environ: Mapping[str, str], now: datetime) 
                 site=center.settings.site.value,
                 catalog=center.place,
                 file=center.settings.catalog.origin,
-                created=format_time(catalog.made) if catalog else None,
+                created=format_time(catalog.created) if catalog else None,
                 expires=format_time(catalog.expires) if catalog else None,
                 source=catalog.source.value if catalog else None,
                 age=age_of(catalog, now) if catalog else None,
@@ -293,7 +293,7 @@ def merge_centers(center_catalogs: CenterCatalogs) -> Catalog:
     if len(catalogs) == 1:
         return catalogs[0]
     return Catalog(
-        made=min(catalog.made for catalog in catalogs),
+        created=min(catalog.created for catalog in catalogs),
         expires=min(catalog.expires for catalog in catalogs),
         images=tuple(image for catalog in catalogs for image in catalog.images),
     )
@@ -338,7 +338,7 @@ class CenterImages:
     @property
     def source(self) -> str:
         """The source of the images, for answers."""
-        return self.center.answers(self.catalog.made)
+        return self.center.answers(self.catalog.created)
 
     def name_of(self, image: CatalogImage) -> str:
         """Return the name of the image, with its center if there are several."""

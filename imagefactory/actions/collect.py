@@ -137,7 +137,7 @@ def collect_sweep(
     with suppress(UsageError):  # corrupt or lost: everything is collected again
         earlier = read_collected(directory)
     trust = read_trust(project.settings.files)
-    pool, silent = open_pool(sweep.pool, project.environ), None
+    pool, silent = open_pool(sweep.scheduler, project.environ), None
     try:
         pool.look(directory)
     except ToolError as error:  # without the queue a finished job may count as running
@@ -145,7 +145,7 @@ def collect_sweep(
     signer = NodeSigner(
         folder=directory,
         pool=pool,
-        pool_name=sweep.pool,
+        pool_name=sweep.scheduler,
         nonces=nonce_store(project, options.nonce_dir),
         key=signing_key(project, now),
         days=trust.policy.days,

@@ -126,7 +126,7 @@ def _check_settings(
     offers = [verify_offer(catalog, image, trust, now) for image in catalog.images]
     forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
     location = center.place or str(settings.root_path)
-    summary = f"{location}, created {catalog.made:%Y-%m-%d}, valid until {catalog.expires:%Y-%m-%d}"
+    summary = f"{location}, created {catalog.created:%Y-%m-%d}, valid until {catalog.expires:%Y-%m-%d}"
     return replace(
         facts,
         catalog=ProbeResult(name="catalog", answer=summary),

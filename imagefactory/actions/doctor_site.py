@@ -255,7 +255,7 @@ class _SiteCheck:
             detail = f"{current.where} is signed by {whose}, so your readers reject it"
             line = broken("catalog", detail, "imagefactory site publish")
         else:
-            created, expires = current.catalog.made, current.catalog.expires
+            created, expires = current.catalog.created, current.catalog.expires
             name = next((key.name for key in self.trust.keys if key.keyid == current.keyid), "")
             detail = (
                 f"{current.where}, signed by '{name}' on {created:%Y-%m-%d}, valid until {expires:%Y-%m-%d}"
@@ -328,8 +328,8 @@ class _SiteCheck:
             return broken("mirrors", f"{mirror}: {error.message}", error.hint)
         if current is None or current.catalog is None:
             return broken("mirrors", f"{mirror} has no catalog signed by a trusted key", copy)
-        if created and current.catalog.made < created:
-            detail = f"{mirror} has an older catalog, of {current.catalog.made:%Y-%m-%d %H:%M} UTC"
+        if created and current.catalog.created < created:
+            detail = f"{mirror} has an older catalog, of {current.catalog.created:%Y-%m-%d %H:%M} UTC"
             return warn("mirrors", detail, copy)
         return good("mirrors", mirror)
 

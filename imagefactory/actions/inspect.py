@@ -1,4 +1,4 @@
-"""Find the GPU code in a path, a target, or an image of the store or of a registry."""
+"""Find the GPU code in a path, a target, a package of the index, or an image of a store or registry."""
 
 from __future__ import annotations
 
@@ -6,28 +6,57 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.access import Access, open_registry, package_index
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from imagefactory.access import Access, open_registry, package_index, uv_locker
 from imagefactory.actions.images import find_stored, stored_image, stored_sif
 from imagefactory.actions.locked import read_target_lock
 from imagefactory.actions.verdicts import VerdictReader, local_place
 from imagefactory.errors import (
     BuildError,
+    DownloadError,
+    LockError,
+    NothingSelectedError,
     RegistryError,
+    StatementError,
     StoreError,
+    UnknownAnswerError,
+    UnreachableError,
     UsageError,
     os_problem,
 )
 from imagefactory.fs import add_checksum, check_checksum, replacing
-from imagefactory.gpu.frameworks import LibraryRole, find_framework, role_of
-from imagefactory.gpu.knowledge import scanned
-from imagefactory.gpu.values import InstalledPackage, ScanResult
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, gates_of, role_of
+from imagefactory.gpu.knowledge import scanned, scanned_wheels
+from imagefactory.gpu.knowledge.packages import source_build
+from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
+from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
+from imagefactory.http import HttpError, HttpSession, local_path, redact
 from imagefactory.lock.download import PackageCache
-from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, Target
+from imagefactory.lock.pypi.index import IndexFile, PackageIndex
+from imagefactory.lock.pypi.no_wheel import NoWheelError
+from imagefactory.lock.pypi.question import WheelRequest
+from imagefactory.lock.pypi.requirements import fitting_set
+from imagefactory.lock.pypi.series import wheel_tags
+from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel, Target
 from imagefactory.oci.graph import (
     StoreRepository,
     choose_platform,
@@ -46,10 +75,19 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.sif import is_sif, sifs_of
 from imagefactory.oci.store import ImageReference, parse_reference, resolve_mirror
-from imagefactory.progress import Progress, QuietProgress
+from imagefactory.progress import Progress, QuietProgress, format_bytes, format_seconds
 from imagefactory.project import Project
-from imagefactory.scan.files import find_in, scan_directory, scan_path
-from imagefactory.scan.findings import format_contents
+from imagefactory.scan.files import (
+    NoRangesError,
+    RemoteWheel,
+    compilers,
+    find_in,
+    open_remote_wheel,
+    scan_directory,
+    scan_path,
+    scan_run,
+)
+from imagefactory.scan.findings import FileFinding, format_contents, stopping_pool
 from imagefactory.scan.layers import (
     LayerScan,
     ScanCache,
@@ -59,22 +97,29 @@ from imagefactory.scan.layers import (
     scan_image,
     unpacked_sif,
 )
+from imagefactory.serialize import format_value, parse_value
 from imagefactory.trust.verdict import VerificationResult
 
 LARGE = 1 << 20  # bytes; smaller packages have no GPU code of a framework
+_SMALL = 1 << 15  # bytes; smaller wheels for one platform have no GPU code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectResult:
     """The contents, and in one line `how` they were found. `digest` is the digest of an image.
 
-    `platform` is the architecture (`amd64`), empty if unknown.
+    `platform` is the architecture (`amd64`), empty if unknown. `package` is the name and version of a package
+    of the index. Its `contents` are those of its whole solution, its `parts` those of each wheel with GPU
+    code that counts. `compilers` are names of files and packages that make GPU code at run time.
     """
 
     contents: ScanResult
     how: str
     digest: str = ""
     platform: str = ""
+    package: str = ""
+    parts: tuple[ScanResult, ...] = ()
+    compilers: tuple[str, ...] = ()
 
 
 def inspect_place(
@@ -318,13 +363,17 @@ def _scan_cached(path: Path, workers: int) -> ScanResult:
 
 def _join_contents(source: str, lock: Lock, parts: Sequence[ScanResult]) -> ScanResult:
     """Return the joined contents of all packages of the lock."""
-    libraries = {library.path: library for part in parts for library in part.libraries}
     packages = {
         InstalledPackage(
             name=row.name, version=row.version, build=row.build if isinstance(row, LockedCondaPackage) else ""
         )
         for row in lock.packages
     }
+    return _join_scans(source, packages, parts)
+
+
+def _join_scans(source: str, packages: Iterable[InstalledPackage], parts: Sequence[ScanResult]) -> ScanResult:
+    libraries = {library.path: library for part in parts for library in part.libraries}
     return ScanResult(
         source=source,
         libraries=tuple(libraries[path] for path in sorted(libraries)),
@@ -332,3 +381,474 @@ def _join_contents(source: str, lock: Lock, parts: Sequence[ScanResult]) -> Scan
         facts=tuple(sorted({fact for part in parts for fact in part.facts})),
         toolkit=tuple(sorted({name for part in parts for name in part.toolkit})),
     )
+
+
+# --- A package of the index: uv solves it, and its wheels are scanned as they stream
+
+
+_SOLVED_DAYS = 7  # then it is solved again, since packages that it does not pin have new releases
+_PYTHONS = tuple(f"3.{minor}" for minor in range(14, 7, -1))
+_TRIES = 3  # Pythons to solve for, the newest first
+_ROUNDS = 5  # solutions, each without further packages that have no wheel
+_THREADS = 4
+_RELEASES_SHOWN = 12
+_COMPILER_PACKAGES = re.compile(
+    r"triton|numba-cuda|cuda-(?:bindings|core|python)|nvidia-(?:cuda-)?(?:nvrtc|nvcc|nvvm)(?:-cu[0-9]+)?"
+)
+_RUNTIME_PACKAGES = re.compile(r"(?:nvidia|cuda)-.*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageSolution:
+    """The wheels that uv pins for a package on `python`, its own first. `absent` have no wheel."""
+
+    python: str
+    solved: datetime
+    wheels: tuple[LockedWheel, ...]
+    absent: tuple[str, ...]
+
+
+def inspect_package(
+    access: Access, text: str, platform: str, progress: Progress, *, offline: bool = False
+) -> InspectResult:
+    """Return the GPU code of a package of the index (`vllm==0.10.0`) and of what it pins on a platform.
+
+    Nothing is installed. Only scans are stored, in the cache. Raises UsageError for an invalid requirement,
+    NothingSelectedError for an unknown package or version, and UnknownAnswerError for a package without a
+    wheel, for an index that does not answer, or if `offline` and not cached.
+    """
+    requirement, index = parse_package(text), package_index(access)
+    cache = PackageCache(access.settings.cache_path, index)
+    key = json.dumps([str(requirement), platform, redact(index.url)]).encode()
+    record = access.settings.cache_path / "packages" / f"{hashlib.sha256(key).hexdigest()}.json"
+    solution, urls = _read_solution(record), dict[LockedWheel, str]()
+    scans = _known_scans(access, cache, solution) if solution else {}
+    if solution is None or None in scans.values():
+        if offline:
+            raise _offline_error(text, platform, solution, scans)
+        try:
+            solution, urls = _solve_package(index, requirement, platform, progress)
+        except UnreachableError as error:
+            raise UnknownAnswerError(
+                "release-unknown",
+                f"{text} is in no table, and the package index does not answer: {error.message}",
+                hint=error.hint,
+            ) from error
+        _write_record(record, format_value(solution))
+        scans = _known_scans(access, cache, solution)
+    missing = {wheel: urls[wheel] for wheel, scan in scans.items() if scan is None}
+    if missing:
+        scans |= _stream_wheels(access, missing, solution.wheels[0], progress)
+    return _join_package(text, platform, solution, [scan for scan in scans.values() if scan])
+
+
+def parse_package(text: str) -> Requirement:
+    """Return the requirement in `vllm==0.10.0`. Raises UsageError without a name or version."""
+    with contextlib.suppress(InvalidRequirement):
+        requirement = Requirement(text)
+        if requirement.specifier and not requirement.url and not requirement.marker:
+            return requirement
+    raise UsageError(
+        "release-invalid", f"'{text[:60]}' has no version", hint="write, for example, torch==2.6"
+    )
+
+
+def _read_solution(record: Path) -> PackageSolution | None:
+    with contextlib.suppress(ValueError, StatementError):
+        value = json.loads(check_checksum(record) or b"")
+        solution: PackageSolution = parse_value(value, PackageSolution, "solution")
+        if solution.wheels and datetime.now(UTC) - solution.solved < timedelta(days=_SOLVED_DAYS):
+            return solution
+    return None
+
+
+def _write_record(record: Path, value: object) -> None:
+    # Not essential: another user may own the cache.
+    with contextlib.suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(record) as file:
+            file.write(add_checksum(record, json.dumps(value).encode()))
+
+
+def _offline_error(
+    text: str, platform: str, solution: PackageSolution | None, scans: Mapping[LockedWheel, object]
+) -> UnknownAnswerError:
+    work = f"would solve {text} for {platform} on the package index, and scan the wheels of the solution"
+    if solution:
+        wheels = sorted((wheel for wheel, scan in scans.items() if scan is None), key=lambda w: -w.size)
+        names = ", ".join(wheel.filename for wheel in wheels[:3]) + (", ..." if len(wheels) > 3 else "")
+        work = (
+            f"would read at most {format_bytes(sum(w.size for w in wheels))} of {len(wheels)} wheels: {names}"
+        )
+    return UnknownAnswerError(
+        "lookup-offline",
+        f"neither a table nor a cached scan knows {text}: without --offline, imagefactory {work}",
+        hint="remove --offline",
+    )
+
+
+def _solve_package(
+    index: PackageIndex, requirement: Requirement, platform: str, progress: Progress
+) -> tuple[PackageSolution, dict[LockedWheel, str]]:
+    """Return the solution for the newest Python that works, and the URLs of its wheels."""
+    locker, name = uv_locker(index), canonicalize_name(requirement.name)
+    with progress.stage(f"solve {requirement} for {platform}"):
+        files = locker.project(name, locker.empty_lock(name, _PYTHONS[-1], platform))
+        if not files:
+            locker.reach()
+            raise NothingSelectedError(
+                "package-not-found", f"the package index has no package '{name}'", hint="check the name"
+            )
+        version, of_version = _choose_release(requirement, files)
+        locks = {python: locker.empty_lock(name, python, platform) for python in _PYTHONS}
+        pythons = [python for python, lock in locks.items() if _fits(of_version, lock)]
+        if not pythons:
+            raise _no_wheel_error(name, version, platform, of_version)
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        requests = [
+            WheelRequest(lock=locks[python], requirements=(f"{name}{extras}=={version}",))
+            for python in pythons[:_TRIES]
+        ]
+        request, urls = _first_solution(locker, requests)
+    own = [wheel for wheel in urls if wheel.name == name]
+    wheels = (*own, *(wheel for wheel in urls if wheel.name != name))
+    solution = PackageSolution(
+        python=request.lock.python, solved=datetime.now(UTC), wheels=wheels, absent=request.exclude
+    )
+    return solution, urls
+
+
+def _first_solution(
+    locker: UvLocker, requests: Sequence[WheelRequest]
+) -> tuple[WheelRequest, dict[LockedWheel, str]]:
+    """Return the first request that has a solution, else the first one without packages that have no wheel.
+
+    Raises UnknownAnswerError without a solution, and UnreachableError.
+    """
+    failure: LockError | None = None
+    for request in requests:
+        try:
+            return request, locker.located(request)
+        except UnreachableError:
+            raise
+        except LockError as error:
+            failure = failure or error
+    request = requests[0]
+    for _ in range(_ROUNDS):
+        names = set(failure.names) if isinstance(failure, NoWheelError) else set()
+        if not names - {*request.exclude, request.lock.target}:
+            break
+        names.discard(request.lock.target)
+        request = replace(request, exclude=tuple(sorted({*request.exclude, *names})))
+        try:
+            return request, locker.located(request)
+        except UnreachableError:
+            raise
+        except LockError as error:
+            failure = error
+    raise UnknownAnswerError(
+        "release-unknown",
+        f"{request.requirements[0]} has no solution: {failure.message if failure else ''}",
+        hint="try another version",
+    ) from failure
+
+
+def _choose_release(
+    requirement: Requirement, files: Sequence[IndexFile]
+) -> tuple[Version, tuple[IndexFile, ...]]:
+    """Return the newest release of a requirement (`==2.6` is also 2.6.1), and its files.
+
+    Raises NothingSelectedError without one.
+    """
+    releases: dict[Version, list[IndexFile]] = {}
+    for file in files:
+        with contextlib.suppress(InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+            parse = parse_wheel_filename if file.filename.endswith(".whl") else parse_sdist_filename
+            releases.setdefault(parse(file.filename)[1], []).append(file)
+    matching = list(requirement.specifier.filter(releases))
+    if not matching and re.fullmatch(r"==[0-9.]+", str(requirement.specifier)):
+        matching = list(SpecifierSet(f"{requirement.specifier}.*").filter(releases))
+    if not matching:
+        newest = sorted(releases, reverse=True)
+        listed = ", ".join(map(str, newest[:_RELEASES_SHOWN]))
+        more = f" and {len(newest) - _RELEASES_SHOWN} older ones" if len(newest) > _RELEASES_SHOWN else ""
+        raise NothingSelectedError(
+            "release-not-found",
+            f"the package index has no release {requirement}",
+            hint=f"its releases are {listed}{more}" if newest else "use another package: it has no releases",
+        )
+    return max(matching), tuple(releases[max(matching)])
+
+
+def _fits(files: Sequence[IndexFile], lock: Lock) -> bool:
+    """Return whether a wheel of `files` installs on the Python and platform of `lock`."""
+    fitting = fitting_set(lock.python, lock.platform)
+    for file in files:
+        allowed = True
+        with contextlib.suppress(InvalidSpecifier):
+            pythons = SpecifierSet(file.python)
+            allowed = any(pythons.contains(f"{lock.python}.{patch}") for patch in (0, 99))
+        if allowed and not fitting.isdisjoint(wheel_tags(file.filename)):
+            return True
+    return False
+
+
+def _no_wheel_error(
+    name: str, version: Version, platform: str, files: Sequence[IndexFile]
+) -> UnknownAnswerError:
+    tags = {tag.platform for file in files for tag in wheel_tags(file.filename)}
+    only = (
+        f"no wheel for {platform}, only for {', '.join(sorted(tags)[:4])}"
+        if tags
+        else "no wheel, only sources"
+    )
+    row = source_build(name)
+    values = sorted({int(value) for _, some in row.architectures for value in some}) if row else []
+    least = f", whose build begins at capability {values[0] // 10}.{values[0] % 10}" if values else ""
+    return UnknownAnswerError(
+        "package-no-wheel",
+        f"{name} {version} has {only}{least}: its GPU code depends on how it is built",
+        hint=f"build it for your GPU: imagefactory recipe build-wheel {name}=={version} --in TARGET",
+    )
+
+
+def _known_scans(
+    access: Access, cache: PackageCache, solution: PackageSolution
+) -> dict[LockedWheel, ScanResult | None]:
+    """Return the scan of each wheel: from the tables, or from the cache; None if it must be read."""
+    own = solution.wheels[0]
+    return {wheel: _known_scan(access, cache, wheel, own=wheel == own) for wheel in solution.wheels}
+
+
+def _known_scan(access: Access, cache: PackageCache, wheel: LockedWheel, *, own: bool) -> ScanResult | None:
+    package = InstalledPackage(name=wheel.name, version=wheel.version)
+    machine = wheel.filename.removesuffix(".whl").rpartition("-")[2].partition(".")[0]
+    if row := scanned(wheel.sha256) or next(
+        (
+            row.contents
+            for row in scanned_wheels()
+            if (row.package, row.version) == (wheel.name, wheel.version)
+            and wheel_platform(row.file) == wheel_platform(wheel.filename)
+        ),
+        None,
+    ):
+        return row
+    if not own and wheel.size < (LARGE if machine == "any" else _SMALL):
+        return ScanResult(source=wheel.filename, libraries=(), packages=(package,))
+    if not cache.missing((wheel,)):
+        return _scan_cached(cache.path(wheel), access.settings.worker_count)
+    with contextlib.suppress(ValueError):
+        if scan := parse_scan(json.loads(check_checksum(_streamed(cache, wheel, own=own)) or b"{}")):
+            return _package_contents(wheel, scan.findings)
+    return None
+
+
+def _streamed(cache: PackageCache, wheel: LockedWheel, *, own: bool) -> Path:
+    """Return the path of a streamed scan. That of a dependency lacks libraries that only report."""
+    return cache.path(wheel).with_name("streamed.json" if own else "streamed-dependency.json")
+
+
+def _package_contents(wheel: LockedWheel, findings: Sequence[FileFinding]) -> ScanResult:
+    package = InstalledPackage(name=wheel.name, version=wheel.version)
+    contents = format_contents(wheel.filename, findings)
+    return replace(contents, packages=tuple({*contents.packages, package}))
+
+
+def _stream_wheels(
+    access: Access, missing: Mapping[LockedWheel, str], own: LockedWheel, progress: Progress
+) -> dict[LockedWheel, ScanResult]:
+    """Scan wheels of the index as they arrive, and store the scans. Raises DownloadError."""
+    index, began, scans = package_index(access), time.monotonic(), dict[LockedWheel, ScanResult]()
+    cache = PackageCache(access.settings.cache_path, index)
+
+    def put(wheel: LockedWheel, findings: tuple[FileFinding, ...]) -> None:
+        _write_record(_streamed(cache, wheel, own=wheel == own), format_scan(LayerScan(findings=findings)))
+        scans[wheel] = _package_contents(wheel, findings)
+
+    def open_wheel(wheel: LockedWheel) -> RemoteWheel | None:
+        try:
+            return open_remote_wheel(web, missing[wheel], wheel.filename, wheel.size, every=wheel == own)
+        except NoRangesError:
+            return None
+
+    remote = [wheel for wheel in missing if local_path(missing[wheel]) is None]
+    whole = [wheel for wheel in missing if wheel not in remote]
+    total = 0
+    try:
+        with (
+            HttpSession(index) as web,
+            progress.task(f"scan {len(missing)} wheels") as task,
+            stopping_pool(_THREADS) as pool,
+        ):
+            opened = dict(zip(remote, pool.map(open_wheel, remote), strict=True))
+            whole += [wheel for wheel, ranges in opened.items() if ranges is None]
+            total = sum(ranges.size for ranges in opened.values() if ranges)
+            total += sum(wheel.size for wheel in whole)
+            task.expect(total)
+            runs = {
+                wheel: (ranges, [pool.submit(scan_run, web, ranges, run, task) for run in ranges.runs])
+                for wheel, ranges in opened.items()
+                if ranges
+            }
+            for wheel, (ranges, futures) in runs.items():
+                put(wheel, (*ranges.named, *(row for future in futures for row in future.result())))
+    except HttpError as error:
+        raise DownloadError(
+            "download-failed",
+            f"cannot scan the wheels of {own.name} {own.version}: {error}",
+            hint="run the same command again later: complete scans are in the cache",
+        ) from error
+    for wheel in whole:
+        put(wheel, _scan_whole(access, wheel, missing[wheel], progress))
+    size = sum(wheel.size for wheel in missing)
+    seconds = format_seconds(time.monotonic() - began)
+    progress.note(
+        f"scanned {len(missing)} wheels: read {format_bytes(total)} of {format_bytes(size)} in {seconds}"
+    )
+    return scans
+
+
+def _scan_whole(access: Access, wheel: LockedWheel, url: str, progress: Progress) -> tuple[FileFinding, ...]:
+    """Return the findings of a wheel whose server sends no ranges. The file is deleted after the scan."""
+    if path := local_path(url):
+        return find_in(path, progress, workers=access.settings.worker_count)
+    with tempfile.TemporaryDirectory(prefix="imagefactory-scan-") as directory:
+        cache = PackageCache(Path(directory), package_index(access))
+        (path,) = cache.fetch((wheel,), lambda _: {wheel.filename: url}, progress).values()
+        return find_in(path, progress, workers=access.settings.worker_count)
+
+
+def _join_package(
+    text: str, platform: str, solution: PackageSolution, scans: Sequence[ScanResult]
+) -> InspectResult:
+    """Return the joined contents, with a part for each wheel whose GPU code counts.
+
+    Libraries that choose their own code count only if there are no others, as in a target.
+    """
+    contents = _join_scans(
+        text, [InstalledPackage(name=w.name, version=w.version) for w in solution.wheels], scans
+    )
+    runtime = tuple(package for package in contents.packages if _RUNTIME_PACKAGES.fullmatch(package.name))
+    parts = []
+    for wheel, scan in zip(solution.wheels, scans, strict=True):
+        counted = [row for row in scan.libraries if role_of(row.path, None)[0] is not LibraryRole.REPORT]
+        if counted or (wheel == solution.wheels[0] and scan.libraries):
+            package = InstalledPackage(name=wheel.name, version=wheel.version)
+            parts.append(replace(scan, source=f"{wheel.name} {wheel.version}", packages=(package, *runtime)))
+    first = solution.wheels[0]
+    tools = {*compilers(contents), *(w.name for w in solution.wheels if _COMPILER_PACKAGES.fullmatch(w.name))}
+    absent = (
+        f"; not judged, because they have no wheel: {', '.join(solution.absent)}" if solution.absent else ""
+    )
+    how = (
+        f"the package index, solved on {solution.solved:%Y-%m-%d} for Python {solution.python} "
+        f"on {platform}; {len(parts)} of {len(solution.wheels)} wheels have GPU code that counts{absent}"
+    )
+    return InspectResult(
+        contents=contents,
+        how=how,
+        platform=platform.partition("/")[2],
+        package=f"{first.name} {first.version}",
+        parts=tuple(parts),
+        compilers=tuple(sorted(tools)),
+    )
+
+
+_SEVERITY = (
+    Compatibility.NO,
+    Compatibility.UNKNOWN,
+    Compatibility.PARTLY,
+    Compatibility.PTX,
+    Compatibility.YES,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartAnswer:
+    """The answer of one package of a solution, and its reason."""
+
+    package: str
+    answer: Compatibility
+    reason: str
+
+
+def predict_inspected(
+    inspected: InspectResult, capability: Capability, driver: str = "", *, gpu: str = ""
+) -> tuple[Prediction, tuple[PartAnswer, ...]]:
+    """Return the prediction, and for a package of the index that of each part, the worst first.
+
+    The worst part decides. If the package has GPU code itself, a part without code for the GPU leaves the
+    rest usable (PARTLY), unless it is a framework. Known faults of the whole count as in a target.
+    """
+    whole = predict(inspected.contents, capability, driver, gpu=gpu)
+    if not inspected.package:
+        return whole, ()
+    framework = find_framework(inspected.contents)
+    if not inspected.parts:
+        if framework and inspected.package.partition(" ")[0] in framework.packages:
+            return whole, ()
+        return _without_code(inspected, capability), ()
+    own = inspected.parts[0].source == inspected.package
+    rows: list[tuple[Prediction, PartAnswer]] = []
+    for part in inspected.parts:
+        prediction = predict(part, capability, driver, gpu=gpu)
+        decides = not own or part.source == inspected.package or find_framework(part) is not None
+        answer = prediction.answer
+        if answer is Compatibility.NO and not decides:
+            answer = Compatibility.PARTLY
+        reason = prediction.reason
+        rows.append(
+            (
+                replace(prediction, answer=answer),
+                PartAnswer(package=part.source, answer=answer, reason=reason),
+            )
+        )
+    if framework is not None and gates_of(inspected.contents, framework):
+        title = f"all {len(inspected.contents.packages)} packages together"
+        rows.append((whole, PartAnswer(package=title, answer=whole.answer, reason=whole.reason)))
+    rows.sort(key=lambda row: _SEVERITY.index(row[0].answer))
+    worst, first = rows[0]
+    answers = tuple(row for _, row in rows if row.package in {part.source for part in inspected.parts})
+    itself = "" if own else f"{inspected.package} has no GPU code itself; "
+    prediction = replace(
+        worst,
+        reason=f"{itself}{first.package}: {worst.reason}",
+        libraries=whole.libraries,
+        warnings=tuple(dict.fromkeys((*worst.warnings, *whole.warnings))),
+    )
+    return prediction, answers
+
+
+def predict_everywhere(inspected: InspectResult, driver: str = "") -> tuple[Prediction, ...]:
+    """Return the prediction for every known capability, the oldest first."""
+    everywhere = predict_all(inspected.contents, driver)
+    if not inspected.package:
+        return everywhere
+    return tuple(predict_inspected(inspected, row.capability, driver)[0] for row in everywhere)
+
+
+def _without_code(inspected: InspectResult, capability: Capability) -> Prediction:
+    """Return the prediction for packages without GPU code in their files: the worst of their compilers."""
+    contents, rows = inspected.contents, list[tuple[Compatibility, str]]()
+    pins = [(package.name, package.version) for package in contents.packages]
+    for name, version in pins:
+        if code := predict_run_time_code(name, version, cuda_of(contents), pins, capability):
+            rows.append((code.answer, f"{name} {version}: {code.reason}"))
+    answer, reason = Compatibility.CPU, cpu_reason(inspected)
+    if rows:
+        answer, reason = min(rows, key=lambda row: _SEVERITY.index(row[0]))
+    elif not reason:
+        makers = ", ".join(inspected.compilers[:3])
+        answer = Compatibility.UNKNOWN
+        reason = f"no file has GPU code, and what {makers} compiles at run time is not known"
+    return Prediction(
+        capability=capability, answer=answer, reason=reason, driver="", driver_reason="", libraries=()
+    )
+
+
+def cpu_reason(inspected: InspectResult) -> str:
+    """Return why a package of the index runs on the CPU only; empty if it has or makes GPU code."""
+    if not inspected.package or inspected.parts or inspected.compilers:
+        return ""
+    count = len(inspected.contents.packages) - 1
+    return f"nothing in it and in the {count} packages that it pins has GPU code"

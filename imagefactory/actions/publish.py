@@ -189,7 +189,7 @@ def prepare_catalog(
     if project.faults and not request.named and (request.registry or project.settings.registry.value):
         result = with_former_families(project, result, request.registry, request.now)
     former = current.catalog if current else None
-    return _with_previous_revocations(result, former, [name for name, _ in result.left_out])
+    return _with_previous_revocations(result, former, [name for name, _ in result.skipped])
 
 
 def _with_previous_revocations(
@@ -236,8 +236,8 @@ def publish(
         written: tuple[str, ...] = (str(output),)
     else:
         repo = current_place(project, registry)
-        written = tuple(map(str, publish_catalog(repo, envelope, catalog.made)))
-        cache_published(project.settings, str(repo), envelope, catalog.made)
+        written = tuple(map(str, publish_catalog(repo, envelope, catalog.created)))
+        cache_published(project.settings, str(repo), envelope, catalog.created)
     act = AuditEntry(
         action=ROLLBACK if rollback else PUBLISH,
         what=f"catalog of {len(catalog.images)} images",
@@ -324,7 +324,7 @@ class RollbackPlan:
 
     @property
     def why(self) -> str:
-        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalog.made)}"
+        return f"the catalog {self.earlier.digest} of {format_time(self.earlier.catalog.created)}"
 
 
 def find_earlier(
@@ -374,7 +374,7 @@ def _find_previous(
     """Return the newest catalog before the current one. A tag counts only on the day in its content."""
     manifest = repo.store.manifest(repo.repository, CURRENT)
     digits = manifest[0].digest.removeprefix("sha256:") if manifest else ""
-    last = current.catalog.made if current and current.catalog else now
+    last = current.catalog.created if current and current.catalog else now
     days: dict[str, list[str]] = {}
     for tag in tags:
         if tag[1] <= f"{last:%Y%m%d}" and not digits.startswith(tag[2]):
@@ -394,11 +394,11 @@ def _find_previous(
             except StatementError as error:
                 faults.append(error.message)
                 continue
-            time, hexes = revision.catalog.made, revision.digest.removeprefix("sha256:")
+            time, hexes = revision.catalog.created, revision.digest.removeprefix("sha256:")
             if name == f"{time:%Y%m%d}-{hexes[:12]}" and time < last:
                 revisions.append(revision)
         if revisions:
-            return max(revisions, key=lambda revision: revision.catalog.made)
+            return max(revisions, key=lambda revision: revision.catalog.created)
     reason = f": {faults[0]}" if faults else ""
     raise UsageError(
         "no-earlier-catalog",
@@ -423,7 +423,7 @@ def _open_catalog(repo: StoreRepository, name: str, trust: TrustRules, now: date
         raise StatementError("catalog-rejected", error.message, hint=error.hint) from error
     published, reason = _open(b"".join(repo.store.read(repo.repository, layer)), location, trust, now)
     catalog, key = published.catalog, trust.key(published.keyid)
-    late = period_problem(key, catalog.made) if catalog and key else None
+    late = period_problem(key, catalog.created) if catalog and key else None
     if catalog is None or late:
         raise StatementError(
             "catalog-rejected",
@@ -447,10 +447,10 @@ def roll_back(
     """
     now = time.replace(microsecond=0)
     former = current.catalog if current else None
-    if former and former.made >= now:
+    if former and former.created >= now:
         raise CheckFailedError(
             "clock-before-catalog",
-            f"this machine's time {format_time(now)} is before the catalog's, {format_time(former.made)}",
+            f"this machine's time {format_time(now)} is before the catalog's, {format_time(former.created)}",
             hint="set this machine's clock: readers reject a catalog that is older than one they have seen",
         )
     policy = read_verification_policy(project, time)
@@ -476,8 +476,8 @@ def roll_back(
             f"no image of the catalog {earlier.digest} is valid now: {'; '.join(reason[:3])}",
             hint="choose another catalog, or create one from the available images: imagefactory site publish",
         )
-    catalog = Catalog(made=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
-    result = CatalogResult(catalog=catalog, left_out=tuple(skipped), revoked=known)
+    catalog = Catalog(created=now, expires=now + LIFE, images=tuple(images), suites=policy.suites)
+    result = CatalogResult(catalog=catalog, skipped=tuple(skipped), revoked=known)
     targets = {image.target for image in images}
     dropped = [image.target for image in (former.images if former else ()) if image.target not in targets]
     result = _with_previous_revocations(result, former, dropped)

@@ -201,7 +201,7 @@ class _CatalogReader:
         try:
             data = unpack_artifact(data, cached.where)
             catalog = verify_catalog(data, self.trust, self.now, "the copy kept here")
-            cached.refuse_older(catalog.made)
+            cached.refuse_older(catalog.created)
         except StatementError as fault:
             raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
         note = f"this is the catalog that is kept here, {age_of(catalog, self.now)}"
@@ -210,8 +210,8 @@ class _CatalogReader:
     def _open(self, cached: CachedCatalog, data: bytes, location: str) -> Catalog:
         """Return the catalog in these bytes, and cache it. Raises StatementError if it is rejected."""
         catalog = verify_catalog(unpack_artifact(data, location), self.trust, self.now, location)
-        cached.refuse_older(catalog.made)
-        cached.write(data, catalog.made)
+        cached.refuse_older(catalog.created)
+        cached.write(data, catalog.created)
         return catalog
 
     def _with_notes(self, catalog: Catalog, *notes: str) -> Catalog:
@@ -247,7 +247,7 @@ def read_limited(path: Path, largest: int, hint: str) -> bytes:
 
 def age_of(catalog: Catalog, now: datetime) -> str:
     """Return `3 days old, valid until 2026-12-20`; in hours within the first two days."""
-    age = max(now - catalog.made, timedelta(0))
+    age = max(now - catalog.created, timedelta(0))
     count, unit = (age.days, "day") if age.days >= 2 else (int(age.total_seconds() // 3600), "hour")
     return f"{count} {unit}{'s' * (count != 1)} old, valid until {catalog.expires:%Y-%m-%d %H:%M} UTC"
 

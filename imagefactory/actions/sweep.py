@@ -335,7 +335,7 @@ def _recent_faults(settings: Settings, pool: str, bench: SweepDependencies) -> t
             continue
         with suppress(ImagefactoryError):
             sweep = read_sweep(directory)
-            if sweep.pool != pool or sweep.made + REMEMBERED + LIFETIME <= now:
+            if sweep.scheduler != pool or sweep.created + REMEMBERED + LIFETIME <= now:
                 continue
             nodes, opened = {row.name: row for row in sweep.nodes}, bench.pools(pool)
             names = {row.node for row in faults if row.node in nodes}
@@ -387,7 +387,7 @@ def make_sweep(
     """
     directory = prepared.place.folder
     if not prepared.plan.cells:
-        rules = Counter(row.rule for row in prepared.plan.left_out)
+        rules = Counter(row.rule for row in prepared.plan.skipped)
         counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
         raise NothingSelectedError(
             "nothing-to-verify",
@@ -401,7 +401,7 @@ def make_sweep(
     project.layout.make()
     kits: list[NodeKit] = []
     faults: list[tuple[str, ImagefactoryError]] = []
-    skipped = list(prepared.plan.left_out)
+    skipped = list(prepared.plan.skipped)
     by_target: dict[str, list[QueuedCell]] = {}
     for cell in prepared.plan.cells:
         by_target.setdefault(cell.stage.target.name, []).append(cell)
@@ -454,25 +454,25 @@ def make_sweep(
         )
     sweep = SweepSpec(
         id=prepared.id,
-        made=prepared.place.now,
+        created=prepared.place.now,
         level=prepared.options.level,
         site=prepared.options.site,
         nodes=tuple(kit.node for kit in kits),
-        left_out=tuple(skipped),
+        skipped=tuple(skipped),
         limits=prepared.options.limits,
-        pool=prepared.options.pool,
+        scheduler=prepared.options.pool,
         own=prepared.own,
         machines=capable_machines(prepared.inventory, [kit.node for kit in kits]),
         patterns=prepared.options.asked.machines,
         at_once=prepared.options.at_once,
     )
-    runs = {kit.node.nonce: replace(kit.run, pool=sweep.pool) for kit in kits}
+    runs = {kit.node.nonce: replace(kit.run, pool=sweep.scheduler) for kit in kits}
     try:
-        nonce_store(project).issue_all(runs, sweep.made)
+        nonce_store(project).issue_all(runs, sweep.created)
         write_sweep_file(directory, sweep)
         if prepared.faults:
             write_file(directory / FAULT_FILES, format_machine_faults(prepared.faults))
-        bench.pools(sweep.pool).write(directory, sweep, {kit.node.name: kit.texts for kit in kits})
+        bench.pools(sweep.scheduler).write(directory, sweep, {kit.node.name: kit.texts for kit in kits})
     except BaseException:
         release_claim(project, sweep.id, (), bench.clock(), progress)
         raise
@@ -510,7 +510,7 @@ def claim_again(
 ) -> None:
     """Claim the remaining cells of a continued sweep, even if another store claimed them."""
     sweep = read_sweep(directory)
-    pool, registry = bench.pools(sweep.pool), registry or access.settings.registry.value
+    pool, registry = bench.pools(sweep.scheduler), registry or access.settings.registry.value
     nodes = [node for node in sweep.nodes if _will_run(pool.read_node(directory, node, sweep.limits))]
     result = _claim(access, sweep.id, registry, nodes, sweep.limits, bench, progress, ask=False)
     for note in result.notes:
@@ -543,7 +543,7 @@ def submit_sweep(directory: Path, pools: Pools) -> str:
     Raises UsageError for a directory that is not a sweep or has nothing to run, ToolError.
     """
     sweep, jobs = read_sweep(directory), read_submitted(directory)
-    pool = pools(sweep.pool)
+    pool = pools(sweep.scheduler)
     if not any(_will_run(pool.read_node(directory, node, sweep.limits)) for node in sweep.nodes):
         raise UsageError(
             "sweep-finished",
@@ -613,7 +613,7 @@ def read_status(directory: Path, pools: Pools, *, queue: bool = True) -> SweepSt
     Raises UsageError, ToolError.
     """
     sweep = read_sweep(directory)
-    pool = pools(sweep.pool)
+    pool = pools(sweep.scheduler)
     if queue:  # before the logs, which show jobs that end in between
         pool.look(directory)
     driven = pool.running(directory) if queue else None

@@ -213,7 +213,7 @@ def publish_catalog(
                 document["rollback"] = _rollback_json(back)
             return print_json(document)
         print_result(_format_images(draft, proven))
-        for line in _skipped(draft.left_out):
+        for line in _skipped(draft.skipped):
             print_prose(line)
         if back:
             print_result(f"{'restored' if written else 'would restore'} {back.why}")
@@ -288,7 +288,7 @@ def _rollback_json(back: RollbackPlan) -> RollbackRow:
 
     return RollbackRow(
         digest=back.earlier.digest,
-        created=format_time(back.earlier.catalog.made),
+        created=format_time(back.earlier.catalog.created),
         changes=[
             RollbackChangeRow(
                 target=change.target,
@@ -313,7 +313,7 @@ def _as_json(
 
     return SitePublishDocument(
         format="imagefactory.site-publish/1",
-        created=format_time(draft.catalog.made),
+        created=format_time(draft.catalog.created),
         expires=format_time(draft.catalog.expires),
         written=list(written),
         images=[
@@ -330,7 +330,7 @@ def _as_json(
             )
             for image in draft.catalog.images
         ],
-        skipped=[SkippedTargetRow(target=name, reason=reason) for name, reason in draft.left_out],
+        skipped=[SkippedTargetRow(target=name, reason=reason) for name, reason in draft.skipped],
         unchanged=list(draft.kept),
         awaiting_approval=list(draft.waiting),
         verdict_ages=ages,

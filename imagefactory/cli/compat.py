@@ -1,10 +1,12 @@
-"""The compat command, which shows the GPUs on which images run, from local data only."""
+"""The compat command, which shows the GPUs on which images, releases and packages run."""
 
 from __future__ import annotations
 
+import functools
+import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,6 +86,7 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     help="Scan the GPU code of one target, image, wheel, .sif, directory or library.",
 )
 @click.option("--all", "every", is_flag=True, help="With a scan: show all libraries and all capabilities.")
+@click.option("--offline", is_flag=True, help="Do not look up a package that no table and no cache knows.")
 @section("Other questions")
 @click.option(
     "--cover",
@@ -120,6 +123,7 @@ def compat(
     cuda: str,
     scan: bool,
     every: bool,
+    offline: bool,
     file: Path | None,
     families: tuple[str, ...],
     differences: bool,
@@ -133,11 +137,16 @@ def compat(
     imagefactory compat --gpu V100                     what runs on this GPU
     imagefactory compat --gpu V100 --driver 535 'pytorch-*'
     imagefactory compat torch==2.6 --cuda 12.4 --gpu V100
+    imagefactory compat ctranslate2==4.6.0 --gpu V100  scan a package of the index
     imagefactory compat ./model.sif --gpu "RTX 5090"   scan a file or an image
     imagefactory compat --cover gpus.yaml              the fewest images for them
 
     An image, a file or a directory is scanned for GPU code. --scan also scans the image or the packages of
-    a target. Without a scan, the answer comes from tables of known releases, and nothing is downloaded.
+    a target. Any other answer comes from tables of known releases.
+
+    A package that no table knows is looked up on the package index: uv solves it for the newest Python that
+    it has wheels for, and the wheels of the solution are scanned as they arrive. Nothing is installed, and
+    only the scans are stored. The worst package decides.
 
     Exit code 9 if nothing runs on the GPU, if a GPU of --cover has no image, or if a part of the scan does
     not run. Exit code 11 if that is not known.
@@ -154,7 +163,19 @@ def compat(
         others["--sources"] = sources
         for option, value in others.items():
             reject_conflict(value, f"{option} does not apply to a scan", f"remove {option}")
-        return _scan(call, source_path, gpus, capabilities, driver, every=every, as_json=as_json)
+        scan_place = _place_scanner(call, source_path)
+        return _scan(call, source_path, gpus, capabilities, driver, scan_place, every=every, as_json=as_json)
+    tables = cuda or file or families or differences
+    if package := "" if tables else _unlisted_package(names, gpus, capabilities, driver):
+
+        def look_up(host: str) -> InspectResult:
+            from imagefactory.actions.inspect import inspect_package
+
+            return inspect_package(
+                call.access, package, f"linux/{host or 'amd64'}", call.progress, offline=offline
+            )
+
+        return _scan(call, package, gpus, capabilities, driver, look_up, every=False, as_json=as_json)
     reject_conflict(
         len(gpus) + len(capabilities) + (file is not None) + differences > 1,
         "these options select different tables",
@@ -185,6 +206,23 @@ def compat(
             device, _candidates(call, names, cuda=cuda), sources=sources, as_json=as_json
         )
     return _table(_candidates(call, names, cuda=cuda, every_version=True), sources=sources, as_json=as_json)
+
+
+def _unlisted_package(
+    names: tuple[str, ...], gpus: tuple[str, ...], capabilities: tuple[str, ...], driver: str
+) -> str:
+    """Return the one release in the names if no table knows whether it runs on the GPU; else empty."""
+    from imagefactory.gpu.values import Compatibility
+    from imagefactory.matrix.compat import columns, exact_releases, rows
+
+    (name,) = names if len(names) == 1 else ("",)
+    if "==" not in name or name.endswith("*"):
+        return ""
+    if re.search(r"\]==|[0-9]\.?(?:post|rc|a|b|dev)[0-9]+$", name):
+        return name  # with an extra, or between releases: the tables have none
+    devices = (_gpu(gpus[:1], capabilities[:1], driver),) if gpus or capabilities else columns()
+    cells = [cell for row in rows(exact_releases(name), devices) for cell in row.cells]
+    return "" if any(cell.claims and cell.answer is not Compatibility.UNKNOWN for cell in cells) else name
 
 
 def _is_place(name: str) -> bool:
@@ -219,11 +257,12 @@ def _parse_single_gpu(
     gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
 ) -> None:
     from imagefactory.gpu.values import Compatibility
-    from imagefactory.matrix.compat import check_known, rows, serves
+    from imagefactory.matrix.compat import check_known, for_maker, rows, serves, with_fixes
     from imagefactory.views.compat import format_gpu
 
-    table = rows(candidates, (gpu,))
+    table = rows(for_maker(candidates, gpu), (gpu,))
     check_known(table)
+    table = with_fixes(table, gpu)
     unknown = [row.candidate for row in table if row.cells[0].answer is Compatibility.UNKNOWN]
     if as_json:
         _print_rows(table, (gpu,))
@@ -416,21 +455,34 @@ def _differences(names: tuple[str, ...], *, as_json: bool) -> None:
 # --- What an image, wheel or library can run on by its GPU code
 
 
+def _place_scanner(call: CommandContext, name: str) -> Callable[[str], InspectResult]:
+    from imagefactory.actions.inspect import inspect_place
+
+    @functools.cache
+    def contents() -> InspectResult:
+        return inspect_place(call.access, lambda: call.factory, name, call.progress)
+
+    return lambda _: contents()
+
+
 def _scan(
     call: CommandContext,
     name: str,
     gpus: tuple[str, ...],
     capabilities: tuple[str, ...],
     driver: str,
+    look: Callable[[str], InspectResult],
     *,
     every: bool,
     as_json: bool,
 ) -> None:
-    """Predict from the GPU code of an image or file on which GPUs it runs. Verdicts have priority."""
-    from imagefactory.actions.inspect import inspect_place, inspected_verdicts
+    """Predict from the GPU code of an image, file or package on which GPUs it runs. Verdicts have priority.
+
+    `look` returns the contents for the architecture of a GPU's machine, which is empty for any.
+    """
+    from imagefactory.actions.inspect import cpu_reason, inspected_verdicts, predict_everywhere
     from imagefactory.gpu.contradictions import contradictions
     from imagefactory.gpu.frameworks import cpu_only
-    from imagefactory.gpu.predict import predict_all
     from imagefactory.gpu.values import Compatibility
     from imagefactory.trust.claims import verified_claims
     from imagefactory.views.inspect import (
@@ -449,11 +501,11 @@ def _scan(
         queries.append(GpuQuery(title=str(capability), capability=capability, driver=driver))
     if driver and queries and all(query.capability.processor for query in queries):
         raise UsageError("option-conflict", "--driver does not apply to AMD GPUs", hint="remove --driver")
-    access = call.access
-    inspected = inspect_place(access, lambda: call.factory, name, call.progress)
-    verified = verified_claims(inspected_verdicts(access, name, inspected.digest, datetime.now(UTC)), driver)
+    inspected = look(queries[0].host if queries else "")
+    verdicts = inspected_verdicts(call.access, name, inspected.digest, datetime.now(UTC))
+    verified = verified_claims(verdicts, driver)
     if queries:
-        answers = [_answer(name, query, inspected, verified) for query in queries]
+        answers = [_answer(name, query, look(query.host), verified) for query in queries]
         if not as_json:
             print_result("\n".join(line for _, line, _ in answers))
         else:
@@ -466,7 +518,7 @@ def _scan(
                     gpus=[row for _, _, row in answers],
                 )
             )
-        wrong = [answer for answer, _, _ in answers if answer not in RUNS]
+        wrong = [answer for answer, _, _ in answers if answer not in (*RUNS, Compatibility.CPU)]
         unknown = all(answer is Compatibility.UNKNOWN for answer in wrong)
         if wrong and unknown and not as_json:
             image = name if inspected.digest else "TARGET, after building an image with it"
@@ -478,8 +530,8 @@ def _scan(
         digest=inspected.digest,
         platform=inspected.platform,
         contents=inspected.contents,
-        predictions=predict_all(inspected.contents, driver),
-        cpu_only=cpu_only(inspected.contents),
+        predictions=predict_everywhere(inspected, driver),
+        cpu_only=cpu_reason(inspected) if inspected.package else cpu_only(inspected.contents),
         contradictions=contradictions(inspected.contents),
         verified=verified,
     )
@@ -491,22 +543,36 @@ def _scan(
 def _answer(
     name: str, query: GpuQuery, inspected: InspectResult, verified: Mapping[Capability, CellClaim]
 ) -> tuple[Compatibility, str, ScannedGpuRow]:
+    from imagefactory.actions.inspect import predict_inspected
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import predict_other_processor
-    from imagefactory.gpu.predict import predict
-    from imagefactory.views.inspect import ScannedGpuRow, format_answer, prediction_json
+    from imagefactory.views.inspect import (
+        PackageAnswerRow,
+        ScannedGpuRow,
+        format_answer,
+        format_parts,
+        prediction_json,
+    )
 
-    scanned = (
-        predict_amd(inspected.contents, query.target)
-        if query.target
-        else predict(inspected.contents, query.capability, query.driver, gpu=query.title)
+    scanned, parts = (
+        (predict_amd(inspected.contents, query.target), ())
+        if query.target and not inspected.package
+        else predict_inspected(inspected, query.capability, query.driver, gpu=query.title)
     )
     prediction = predict_other_processor(scanned, inspected.platform, query.host)
     proof = verified.get(query.capability) if prediction is scanned else None
     row = ScannedGpuRow(
-        gpu=query.title, requested_driver=query.driver, **prediction_json(prediction), verified=proof
+        gpu=query.title,
+        requested_driver=query.driver,
+        **prediction_json(prediction),
+        verified=proof,
+        packages=[
+            PackageAnswerRow(package=part.package, answer=part.answer, reason=part.reason) for part in parts
+        ],
     )
     line = format_answer(name, query, prediction, proof)
+    if inspected.package:
+        line = format_parts(line, [(part.package, part.answer, part.reason) for part in parts], inspected.how)
     answer = (proof or prediction).answer
     return answer, line, row
 

@@ -309,7 +309,7 @@ def _check_catalog(call: CommandContext, user: UserFile) -> str:
         return f"note: its catalog cannot be used yet: {error.message}"
     print_catalog_notes(catalog.notes)
     count = len(catalog.images)
-    return f"its catalog of {catalog.made:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
+    return f"its catalog of {catalog.created:%Y-%m-%d} has {count} image{'s' * (count != 1)}"
 
 
 @click.command(cls=Command)

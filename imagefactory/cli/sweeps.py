@@ -499,7 +499,7 @@ def _submit(
     try:
         job = submit_sweep(directory, find_pool)
     except ToolError as error:
-        again = f"then continue it: imagefactory sweep start --scheduler {sweep.pool} --dir {directory}"
+        again = f"then continue it: imagefactory sweep start --scheduler {sweep.scheduler} --dir {directory}"
         raise ToolError(error.code, error.message, hint=f"{error.hint}; {again}") from error
     if request.wait:
         _wait(call, directory)
@@ -520,7 +520,7 @@ def _submit(
                 directory=str(directory),
                 job=job,
                 nodes=len(sweep.nodes),
-                skipped=list(sweep.left_out),
+                skipped=list(sweep.skipped),
                 notes=list(plan.notes) if plan else [],
                 errors=failures.as_json(),
             )
@@ -561,7 +561,7 @@ def _wait(call: CommandContext, directory: Path) -> None:
                 raise CheckFailedError(
                     "sweep-stopped",
                     f"no job works on {directory}, but {len(now.results) - now.ended} nodes are not done",
-                    hint=f"continue: imagefactory sweep start --scheduler {first.sweep.pool} "
+                    hint=f"continue: imagefactory sweep start --scheduler {first.sweep.scheduler} "
                     f"--dir {directory}",
                 )
             time.sleep(POLL)
@@ -726,7 +726,7 @@ def _status_json(sweep_status: SweepStatus) -> SweepRow:
 
     return SweepRow(
         sweep=sweep_status.sweep.id,
-        scheduler=sweep_status.sweep.pool,
+        scheduler=sweep_status.sweep.scheduler,
         directory=str(sweep_status.folder),
         running=sweep_status.driven,
         done=sweep_status.complete,
@@ -751,10 +751,10 @@ def cancel(call: CommandContext, sweep: str, as_json: bool) -> None:
     from imagefactory.actions.claim import release_claim
     from imagefactory.actions.sweep import find_sweep
     from imagefactory.errors import UsageError
-    from imagefactory.schedulers.sweep_file import ID, read_pool, read_sweep
+    from imagefactory.schedulers.sweep_file import ID, read_scheduler, read_sweep
 
     directory = find_sweep(call.settings, sweep)
-    pool = find_pool(read_pool(directory))
+    pool = find_pool(read_scheduler(directory))
     there = pool.running(directory)
     pool.cancel(directory)
     access, name = call.access, directory.name

@@ -11,6 +11,7 @@ claims by their rules:
     unsolvable        locking found no environment
     toolkit-dropped   that CUDA no longer compiles for this old GPU
     not-documented    the capability is neither documented nor compatible with a documented one
+    no-target         the compiler that the package runs has no target for the GPU, or is not given it
     no-gpu-code       the framework is a build for CPUs only
     no-code           a library that the framework must load has no code for the GPU
     partly            a library that it loads on demand has no code for the GPU
@@ -31,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from imagefactory.gpu import knowledge
+from imagefactory.gpu.amd import amd_runs
 from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability, GpuCode
 from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
@@ -38,7 +40,14 @@ from imagefactory.gpu.frameworks import LibraryRole, cpu_only, cuda_of, find_fra
 from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan
 from imagefactory.gpu.knowledge.tables import covers, read_table
 from imagefactory.gpu.known_bad import ANSWERS, matching_rules, rules, versions_in, versions_of
-from imagefactory.gpu.predict import predict_code, run_time_ptx, runs, with_driver
+from imagefactory.gpu.predict import (
+    RunTimeCode,
+    predict_code,
+    predict_run_time_code,
+    run_time_ptx,
+    runs,
+    with_driver,
+)
 from imagefactory.gpu.values import (
     Cell,
     CellClaim,
@@ -66,6 +75,8 @@ _EFFECTS = {
     "some calls fail": Compatibility.PARTLY,
     "may be wrong": Compatibility.PARTLY,
 }
+NO_TARGET = "no-target"
+"""The rule for a GPU that a compiler in the environment has no target for."""
 _LAST = 999  # greater than every patch release
 _SEVERITY = {
     Compatibility.NO: 0,
@@ -124,16 +135,19 @@ def cell_query(target: Target, lock: Lock | None, capability: Capability, driver
     )
 
 
-_PAGES_ARE_OF = ("", "amd64")
-"""Architectures of the builds that project pages document, and of wheels scanned without a lock."""
+def _platform(question: CellQuery) -> str:
+    """Return the architecture of the build: of the target, else the one that the GPU's machine needs."""
+    return question.platform or question.host or knowledge.only_host(question.capability) or "amd64"
 
 
 def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
     """Return all claims on a query, the strongest first, and matching known faults as warnings.
 
-    If the build is for another processor, there is only that claim.
+    If the build is for another processor, there is only that claim. A release is answered by its builds for
+    the processor next to the GPU.
     """
-    if elsewhere := another_processor(question.platform, question.host):
+    elsewhere = another_processor(question.platform, question.host) if question.platform else None
+    if elsewhere:
         return Cell(question=question, claims=(elsewhere,))
     if foreign := another_maker(question):
         return Cell(question=question, claims=(foreign,))
@@ -153,6 +167,9 @@ def answer_cell(question: CellQuery, evidence: CellEvidence = NOTHING) -> Cell:
         if effect in ANSWERS and (claims or claim.answer is Compatibility.NO)
     ]
     claims = sorted((*claims, *answers), key=_order)
+    if not claims and not question.platform and _platform(question) != "amd64":
+        other = answer_cell(replace(question, platform="amd64", host=""), evidence)
+        claims = [_unknown_platform(question)] if other.claims else []
     cell = Cell(
         question=question, claims=tuple(claims), warnings=tuple(f for f in faults if f not in answers)
     )
@@ -170,6 +187,8 @@ def _run_time_claim(cell: Cell, contents: ScanResult | None) -> CellClaim | None
         or cell.claims[0].basis is ClaimBasis.VERIFIED
     ):
         return None
+    if (compiled := run_time_code(question)) and compiled.answer is Compatibility.YES:
+        return None  # the compiler writes machine code
     cuda = (cuda_of(contents) if contents else "") or question.cuda
     reason = run_time_ptx(cuda, question.driver)
     if not reason:
@@ -181,23 +200,29 @@ def _run_time_claim(cell: Cell, contents: ScanResult | None) -> CellClaim | None
 def _order(claim: CellClaim) -> tuple[int, int]:
     """Return the sort key.
 
-    Known faults are as strong as a scan of the code, even if they are only documented.
+    Known faults are as strong as a scan of the code, even if they are only documented. So is a compiler
+    without a target: a scan does not see the code that it would have to compile.
     """
-    weight = _WEIGHT[ClaimBasis.PREDICTED] if claim.rule.startswith("known-bad:") else _WEIGHT[claim.basis]
+    strong = claim.rule == NO_TARGET or claim.rule.startswith("known-bad:")
+    weight = _WEIGHT[ClaimBasis.PREDICTED] if strong else _WEIGHT[claim.basis]
     return weight, _SEVERITY[claim.answer]
 
 
-def another_processor(platform: str, host: str) -> CellClaim | None:
-    """Return NO if the processor of the GPU machine cannot run a build for `platform`, None if it can.
+_HOST = "the processor next to the GPU: gpus.toml, or the machine in the query"
 
-    The result is UNKNOWN for a release on arm64, because the data on releases is from builds for amd64.
-    """
-    if not host or host == (platform or "amd64"):
+
+def another_processor(platform: str, host: str) -> CellClaim | None:
+    """Return NO if the processor of the GPU machine cannot run a build for `platform`, None if it can."""
+    if not host or host == platform:
         return None
-    built = f"it is built for {platform}" if platform else "only its builds for amd64 are known"
-    source = "the processor next to the GPU: gpus.toml, or the machine in the query"
-    claim = _no("architecture", f"{built}, but the processor next to that GPU is {host}", source)
-    return claim if platform else replace(claim, answer=Compatibility.UNKNOWN)
+    reason = f"it is built for {platform}, but the processor next to that GPU is {host}"
+    return _no("architecture", reason, _HOST)
+
+
+def _unknown_platform(question: CellQuery) -> CellClaim:
+    """Return UNKNOWN for a release, if no build for the processor of the GPU's machine is known."""
+    reason = f"no build for {_platform(question)} is known, which the processor next to that GPU needs"
+    return replace(_no("architecture", reason, _HOST), answer=Compatibility.UNKNOWN)
 
 
 def another_maker(question: CellQuery) -> CellClaim | None:
@@ -229,9 +254,25 @@ def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellCla
     if not question.packages:  # a lock proves that it is offered
         yield from _offer(question)
     yield from _toolkit(question)
-    row = knowledge.documented(question.framework, question.version, question.cuda)
-    if row is not None and question.platform in _PAGES_ARE_OF:
+    if compiled := run_time_code(question):
+        no = compiled.answer is Compatibility.NO
+        claim = (
+            _no(NO_TARGET, compiled.reason, compiled.source)
+            if no
+            else _yes(compiled.answer, compiled.reason, compiled.source)
+        )
+        yield _with_floor(claim, question, compiled.cuda)
+    row = knowledge.documented(question.framework, question.version, question.cuda, _platform(question))
+    if row is not None:
         yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
+
+
+def run_time_code(question: CellQuery) -> RunTimeCode | None:
+    """Return the answer for code that the framework of a query compiles while it runs."""
+    name = question.framework.rpartition("::")[2]
+    return predict_run_time_code(
+        name, question.version, question.cuda, question.packages, question.capability
+    )
 
 
 def _offer(question: CellQuery) -> Iterator[CellClaim]:
@@ -240,8 +281,8 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
     Yield nothing if its releases are unknown.
     """
     name, version, cuda = question.framework, question.version, question.cuda
-    if not cuda or rocm_of(cuda):
-        return  # unknown which build it is, or which exist for ROCm
+    if not cuda:
+        return  # unknown which build it is
     rows = [
         row
         for row in knowledge.releases(name)
@@ -252,9 +293,19 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
         return  # no source says that it does not run with these libraries
     known = {row.cuda: row.source for row in rows}
     known |= {row.cuda: row.source for row in knowledge.offered(name, version)}
-    if known and not any(covers(version, cuda) or covers(cuda, version) for version in known):
-        offers = " and ".join(sorted(known, key=natural))
-        reason = f"{name} {version} is built for CUDA {offers}, not for {cuda}"
+    if (platform := _platform(question)) != "amd64":
+        builds = [
+            row for row in knowledge.all_documented() if (row.framework, row.platform) == (name, platform)
+        ]
+        known = {row.cuda: row.source for row in builds if covers(row.version, version)}
+    amd = bool(rocm_of(cuda))
+    known = {other: source for other, source in known.items() if bool(rocm_of(other)) is amd}
+    if known and not any(covers(other, cuda) or covers(cuda, other) for other in known):
+        offers = f"{'ROCm' if amd else 'CUDA'} " + " and ".join(
+            rocm_of(other) or other for other in sorted(known, key=natural)
+        )
+        built = f"for {platform} " if platform != "amd64" else ""
+        reason = f"{name} {version} {built}is built for {offers}, not for {rocm_of(cuda) or cuda}"
         yield _no("cuda-not-offered", reason, next(iter(known.values())))
 
 
@@ -273,17 +324,8 @@ def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
     capability = question.capability
     if row.minimum and capability < row.minimum:
         return _no("not-documented", f"documented for {row.minimum} and newer", row.source)
-    if row.made_there:
-        if _serving(row.codes, capability, SupportLevel.NATIVE):
-            return _yes(
-                Compatibility.YES,
-                f"CUDA {row.cuda} makes its code for {capability} where it runs",
-                row.source,
-            )
-        reason = f"its code is made where it runs, and CUDA {row.cuda} makes none for {capability}"
-        return _no("not-documented", reason, row.source)
     if code := _serving(row.codes, capability, SupportLevel.NATIVE):
-        exact = code.architecture == capability
+        exact = code.architecture == capability or code.processor == str(capability)
         reason = f"{capability} is documented" if exact else f"{code} is documented and runs on {capability}"
         return _yes(Compatibility.YES, reason, row.source)
     if code := _serving(row.codes, capability, SupportLevel.PTX):
@@ -294,6 +336,9 @@ def _listed(question: CellQuery, row: DocumentedSupport) -> CellClaim:
 
 def _serving(codes: Sequence[GpuCode], capability: Capability, how: SupportLevel) -> GpuCode | None:
     """Return the newest code that runs on a capability in this way."""
+    if capability.processor:
+        fits = how is SupportLevel.NATIVE
+        return next((code for code in codes if fits and amd_runs(code, str(capability))), None)
     return next((code for code in sorted(codes, reverse=True) if runs(code, capability) is how), None)
 
 
@@ -304,7 +349,7 @@ def _with_floor(claim: CellClaim, question: CellQuery, cuda: str) -> CellClaim:
     version that wrote it. If only the CUDA major version is known, drivers older than its first one fail; the
     exact limit is unknown.
     """
-    if claim.answer is Compatibility.NO:
+    if claim.answer is Compatibility.NO or question.capability.processor:
         return claim
     floor = knowledge.minor_floors().get(int(cuda.partition(".")[0])) or knowledge.native_driver(cuda)
     if claim.answer is Compatibility.PTX:
@@ -372,7 +417,7 @@ def scanned_contents(question: CellQuery) -> ScanResult | None:
     used.
     """
     scans = [scan for sha256 in question.wheels if (scan := knowledge.scanned(sha256))]
-    if not question.wheels and question.platform in _PAGES_ARE_OF:
+    if not question.wheels:
         scans = _scanned_releases(question)
     packages = tuple(
         InstalledPackage(name=name, version=version) for name, version in sorted(question.packages)
@@ -394,7 +439,7 @@ def _scanned_releases(question: CellQuery) -> list[ScanResult]:
         return []  # the scanned wheels on PyPI are for another CUDA
     plugin = f"{name}-cuda{cuda.partition('.')[0]}-"
     newest: dict[str, WheelScan] = {}
-    for wheel in knowledge.scanned_for_amd64():
+    for wheel in knowledge.scanned_for(_platform(question)):
         if covers(version, wheel.version) and (wheel.package == name or wheel.package.startswith(plugin)):
             other = newest.get(wheel.package)
             if other is None or natural(wheel.version) > natural(other.version):

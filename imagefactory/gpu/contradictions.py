@@ -21,7 +21,7 @@ from imagefactory.gpu.frameworks import (
     gates_of,
 )
 from imagefactory.gpu.knowledge.gpus import capabilities
-from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan, documented, scanned_for_amd64
+from imagefactory.gpu.knowledge.packages import DocumentedSupport, WheelScan, documented, scanned_for
 from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.predict import predict_code, runs
 from imagefactory.gpu.values import Compatibility, GpuLibrary, Prediction, ScanResult, SupportLevel
@@ -164,7 +164,7 @@ def find_differences() -> tuple[CapabilityDifference, ...]:
         newest = [-n for n in numbers(difference.version)]
         return difference.documented is Compatibility.NO, difference.framework, newest, difference.cuda
 
-    differences = [difference for wheels in builds(scanned_for_amd64()) for difference in _of_build(wheels)]
+    differences = [difference for wheels in builds(scanned_for("amd64")) for difference in _of_build(wheels)]
     return tuple(sorted(differences, key=order))
 
 

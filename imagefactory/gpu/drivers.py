@@ -14,6 +14,7 @@ from imagefactory.gpu.knowledge.toolkits import (
     gpu_drivers,
     minor_floors,
     native_driver,
+    open_modules,
     ptx_cuda,
 )
 from imagefactory.gpu.values import GpuLibrary, LibrarySupport
@@ -23,21 +24,32 @@ _MAJOR = re.compile(r"[0-9]{1,3}")
 # Spellings of drivers: 535.54.03, R535, nvidia-driver-535-server, 570.124.06-0ubuntu1.
 _WRITTEN = re.compile(
     r"(?:nvidia[- ])?(?:driver[- ])?[rv]?([0-9]{1,4}(?:\.[0-9]{1,5}){0,3})"
-    r"(?:-(?:server|open|headless|dkms))*(?:-[0-9][0-9a-z.~+]*)?"
+    r"((?:-(?:server|open|headless|dkms|ubuntu|debian|generic|tesla))*)(?:-[0-9][0-9a-z.~+]*)?"
 )
 _OLDEST, _LAST_ODD, _BEYOND = 300, 418, 100  # from 430 on branches for Linux are multiples of 5
 
 
+OPEN = "-open"
+"""The suffix of a driver with open kernel modules: `580.178.04-open`."""
+
+
+def driver_version(driver: str) -> str:
+    """Return a driver without the suffix for its kernel modules: `580.178.04` for `580.178.04-open`."""
+    return driver.strip().removesuffix(OPEN)
+
+
 def parse_driver(text: str) -> tuple[int, ...]:
-    """Parse `535.54.03`, or a branch such as `535`, into numbers. Raises ValueError."""
-    parts = text.strip().split(".")
+    """Parse `535.54.03`, `535.54.03-open` or a branch such as `535` into numbers. Raises ValueError."""
+    version = driver_version(text)
+    parts = version.split(".")
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise ValueError(f"'{text[:40]}' is not a driver version (write 535 or 535.54.03)")
-    return numbers(text.strip())
+    return numbers(version)
 
 
 def read_driver(text: str) -> str:
-    """Parse user input: ` R535 ` and `535-server` become 535, `570.124.06-open` becomes 570.124.06.
+    """Parse user input: ` R535 `, `535-server` and `535-ubuntu` become 535, `570.124.06-server-open` becomes
+    `570.124.06-open`.
 
     Raises ValueError, with a fix, for other input: a CUDA version (`12.2`), a driver for Windows (`551.23`,
     `31.0.15.5123`), or a number that is not a driver version (`0`, `999`).
@@ -57,7 +69,7 @@ def read_driver(text: str) -> str:
     newest = max(map(numbers, cuda_drivers().values()))[0]
     if not _OLDEST <= branch <= newest + _BEYOND:
         raise ValueError(f"{quoted} is not a known driver: they range from {_OLDEST} to {newest}")
-    return version
+    return version + (OPEN if OPEN in written[2] else "")
 
 
 def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
@@ -66,11 +78,24 @@ def gpu_refusal(capability: Capability, driver: str) -> tuple[str, str]:
     Raises ValueError if `driver` is not a driver version.
     """
     branch, row = parse_driver(driver)[0], gpu_drivers().get(capability)
+    first, open_source = open_modules()
+    if driver.endswith(OPEN) and not capability.processor and capability < first:
+        return f"the open kernel modules of driver {driver_version(driver)} begin at {first}", open_source
     if row and row.first and older(driver, row.first):
         return f"driver {driver} is older than GPUs of {capability}, which begin at {row.first}", row.source
     if row and row.last and branch > int(row.last):
         return f"driver {driver} no longer knows GPUs of {capability}: {row.last} was the last", row.source
     return "", ""
+
+
+def driver_fix(capability: Capability, driver: str) -> str:
+    """Return the driver to install in place of one that `gpu_refusal` rejects."""
+    row = gpu_drivers().get(capability)
+    if row and row.first and older(driver, row.first):
+        return f"driver {row.first} or newer"
+    if row and row.last and parse_driver(driver)[0] > int(row.last):
+        return f"driver {row.last} or older"
+    return f"driver {driver_version(driver)} with the proprietary kernel modules"
 
 
 def older(driver: str, needed: str) -> bool:

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.drivers import driver_version
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.values import Compatibility, ScanResult
 
@@ -140,7 +141,7 @@ def worst_answer(faults: Iterable[KnownBadMatch]) -> KnownBadMatch | None:
 
 def _rule_applies(rule: KnownBadRule, capability: str, driver: str) -> bool:
     there = not rule.capabilities or any(_within(capability, limit) for limit in rule.capabilities)
-    return there and (not rule.drivers or (bool(driver) and _within(driver, rule.drivers)))
+    return there and (not rule.drivers or (bool(driver) and _within(driver_version(driver), rule.drivers)))
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 from imagefactory.gpu.amd import amd_capabilities, amd_targets, predict_amd
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
-from imagefactory.gpu.drivers import gpu_refusal, minimum_driver, older
+from imagefactory.gpu.drivers import (
+    MinimumDriver,
+    cuda_floor,
+    driver_version,
+    gpu_refusal,
+    minimum_driver,
+    older,
+    parse_driver,
+)
 from imagefactory.gpu.frameworks import (
     Framework,
     LibraryRole,
@@ -26,7 +34,12 @@ from imagefactory.gpu.frameworks import (
 )
 from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.knowledge.tables import numbers
-from imagefactory.gpu.knowledge.toolkits import native_driver, targets_of
+from imagefactory.gpu.knowledge.toolkits import (
+    RunTimeCompiler,
+    find_compiler,
+    native_driver,
+    toolkits_for,
+)
 from imagefactory.gpu.known_bad import ANSWERS, matching_rules, versions_in, worst_answer
 from imagefactory.gpu.values import (
     Compatibility,
@@ -236,6 +249,92 @@ def _majors(modules: ModuleCount, *, extras: bool) -> set[int]:
     return {renamed(code.architecture).major for code in counted if code.architecture}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimeCode:
+    """The answer for code that a package compiles while it runs. `cuda` is the CUDA of its compiler."""
+
+    answer: Compatibility
+    reason: str
+    cuda: str
+    source: str
+
+    @property
+    def floor(self) -> MinimumDriver:
+        """Return the oldest driver: PTX needs one that supports the CUDA that wrote it."""
+        if self.answer is not Compatibility.PTX:
+            return cuda_floor(self.cuda)
+        return MinimumDriver(
+            driver=native_driver(self.cuda), reason=f"the first that compiles PTX of CUDA {self.cuda}"
+        )
+
+
+def predict_run_time_code(
+    name: str, version: str, cuda: str, packages: Iterable[tuple[str, str]], capability: Capability
+) -> RunTimeCode | None:
+    """Return the answer for a package that compiles its code while it runs, None if no row is known.
+
+    `cuda` is used if none of the `packages` is its compiler.
+
+    This is rule R10: the compiler must have a target for the GPU, and the package must choose it. If the
+    package chooses an older target, its machine code must run there (R1 and R2), or the driver compiles its
+    PTX (R5). A compiler takes only names that it knows, so R4 does not apply. Sources: compilers.toml.
+    """
+    if capability.processor or not (known := find_compiler(name, version, cuda, packages)):
+        return None
+    row, exact = known
+    toolkits = row.toolkits(exact)
+    targets = {target for _, some in toolkits for target in some}
+    if not targets:
+        return None
+    limit = _target_limit(row, exact, capability)
+    target = min(capability, limit) if limit else capability
+    if row.newer and target not in targets:
+        target = max((older for older in targets if older < target), default=target)
+    cuda, some = next((toolkit for toolkit in toolkits if target in toolkit[1]), toolkits[-1])
+    compiles = f"{row.compiler} {cuda} compiles for {some[0]} to {some[-1]}"
+    answer, reason = Compatibility.NO, compiles
+    if row.minimum and capability < row.minimum:
+        reason = f"documented for {row.minimum} and newer"
+    elif target not in targets:
+        reason += f", not for {target}{_other_toolkit(row, capability, exact)}"
+    elif target == capability:
+        answer = Compatibility.PTX if row.ptx else Compatibility.YES
+        reason += ", and the driver compiles its PTX" if row.ptx else ""
+    elif row.newer_to and capability > row.newer_to:
+        reason = f"the PTX that {name} {version} compiles for {target} is reported to fail on newer GPUs"
+        reason += _other_toolkit(row, capability, exact)
+    elif row.ptx or row.newer:
+        answer = Compatibility.PTX
+        reason += f": for {capability} the driver compiles its PTX for {target}"
+    elif sass_runs(target, capability):
+        answer = Compatibility.YES
+        reason += f", and {target.sm} code runs on {capability}"
+    else:
+        subject = f"{name} {version} with {row.compiler} {cuda}"
+        reason = f"{subject} compiles for {target} on GPUs of {capability}, where that does not run"
+        reason += _other_toolkit(row, capability, exact)
+    return RunTimeCode(answer=answer, reason=reason, cuda=cuda, source=row.source)
+
+
+def _target_limit(row: RunTimeCompiler, cuda: str, capability: Capability) -> Capability | None:
+    """Return the newest target that a package chooses for a GPU, None for no limit."""
+    if capability in INTEGRATED or not row.limited.contains(str(capability)):
+        return None
+    limits = [newest for first, newest in row.limits if numbers(first) <= numbers(cuda)]
+    return limits[-1] if limits else None
+
+
+def _other_toolkit(row: RunTimeCompiler, capability: Capability, cuda: str) -> str:
+    """Return which CUDA version of the compiler would do, as the end of a sentence."""
+    known = [] if row.bundled else [known for known in toolkits_for(capability) if known in row.cuda]
+    limits = {version: _target_limit(row, version, capability) for version in known}
+    fitting = [version for version, limit in limits.items() if not limit or limit >= capability]
+    newer = [version for version in fitting if numbers(version) > numbers(cuda)]
+    if newer:
+        return f"; CUDA {newer[0]} or newer would do"
+    return f"; CUDA {fitting[-1]} or older would do" if fitting else ""
+
+
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
 _GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
@@ -288,7 +387,7 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
     """Yield warnings about libraries of the driver, if the code would run."""
     libraries = dict(_own_libraries(contents))
     if libraries:
-        wrong = [name for name, version in libraries.items() if driver and version != driver]
+        wrong = [name for name, version in libraries.items() if driver and version != driver_version(driver)]
         yield (
             f"the image itself has {_join(libraries)}, which the driver brings: only "
             f"driver {_join(dict.fromkeys(libraries.values()))} works with that"
@@ -303,7 +402,10 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
                 "its directory first fails (error 803)"
             )
     by_forward = bool(bare.driver) and older(driver, bare.driver)  # then the image's own libcuda compiles
-    if not by_forward and (newer := run_time_ptx(cuda_of(contents), driver)):
+    framework = find_framework(contents)
+    compiled = _run_time_code(contents, framework, bare.capability) if framework else None
+    machine_code = compiled is not None and compiled.answer is Compatibility.YES
+    if not (by_forward or machine_code) and (newer := run_time_ptx(cuda_of(contents), driver)):
         yield newer
 
 
@@ -364,7 +466,7 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
         return None
     cause = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
     branches = _branches(contents, newest)
-    if branches and driver.partition(".")[0] not in branches:
+    if branches and str(parse_driver(driver)[0]) not in branches:
         reason = f"{cause}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
         return replace(bare, answer=Compatibility.NO, reason=reason)
     if _GEFORCE.match(gpu):
@@ -393,6 +495,13 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
     answer, reason = _answer(contents, framework, parts, capability)
     counted = [part for part in parts if part.reach.gates]
     floor = minimum_driver(cuda_of(contents), capability, [(part.library, part.reach) for part in counted])
+    compiled = _run_time_code(contents, framework, capability) if framework else None
+    if compiled and _decides(compiled.answer, answer, own_code=bool(framework and framework.must_load)):
+        answer, reason = compiled.answer, compiled.reason
+        floors = [known for known in (floor, compiled.floor) if known.driver]
+        floor = max(floors, key=lambda known: numbers(known.driver), default=floor)
+    elif compiled and answer in (Compatibility.YES, Compatibility.PTX):
+        reason += f"; {compiled.reason}"
     no_driver = answer in (Compatibility.NO, Compatibility.UNKNOWN)
     return Prediction(
         capability=capability,
@@ -401,6 +510,15 @@ def predict_code(contents: ScanResult, capability: Capability) -> Prediction:
         driver="" if no_driver else floor.driver,
         driver_reason="" if no_driver else floor.reason,
         libraries=tuple(part.reach for part in parts),
+    )
+
+
+def _decides(compiled: Compatibility, answer: Compatibility, *, own_code: bool) -> bool:
+    """Return whether the code that a framework compiles decides, and not the code in its libraries."""
+    if not own_code:
+        return answer is Compatibility.UNKNOWN
+    return answer not in (Compatibility.NO, Compatibility.UNKNOWN) and (
+        compiled is Compatibility.NO or (compiled, answer) == (Compatibility.PTX, Compatibility.YES)
     )
 
 
@@ -499,7 +617,9 @@ def _answer(
     gates = [part for part in parts if part.role is LibraryRole.GATES]
     if all(_is_amd(part.library) for part in gates):
         if framework is not None and not framework.must_load:
-            return _predict_jit_framework(contents, framework, capability)
+            cuda = cuda_of(contents)
+            reason = f"how {_subject(contents, framework)} compiles with CUDA {cuda} is not known"
+            return Compatibility.UNKNOWN, reason if cuda else f"the CUDA of {framework.name} is not known"
         return _nothing(contents, framework)
     damaged = next((part for part in gates if part.library.damage), None)
     if damaged:
@@ -591,21 +711,17 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
     return _full(parts, capability)
 
 
-def _predict_jit_framework(
-    contents: ScanResult, framework: Framework, capability: Capability
-) -> tuple[Compatibility, str]:
-    """Return the answer for a framework that compiles all its code on the machine, by the targets of its
-    CUDA.
-    """
-    cuda = cuda_of(contents)
-    targets = targets_of(cuda)
-    maker = f"{framework.runtime} of CUDA {cuda}"
-    if not targets:
-        known = f"CUDA {cuda} is" if cuda else "its CUDA is"
-        return Compatibility.UNKNOWN, f"{framework.name} makes its code where it runs, and {known} not known"
-    if any(code.architecture == capability for code in targets):
-        return Compatibility.YES, f"{maker} makes code for {capability.sm} where it runs"
-    return Compatibility.NO, f"{maker} makes no code for {capability}"
+def _run_time_code(contents: ScanResult, framework: Framework, capability: Capability) -> RunTimeCode | None:
+    package = find_package(contents, framework)
+    if package is None:
+        return None
+    return predict_run_time_code(
+        package.name,
+        package.version,
+        cuda_of(contents),
+        [(installed.name, installed.version) for installed in contents.packages],
+        capability,
+    )
 
 
 def _nothing(contents: ScanResult, framework: Framework | None) -> tuple[Compatibility, str]:

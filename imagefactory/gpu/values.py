@@ -119,13 +119,17 @@ class LibrarySupport:
 
 
 class Compatibility(StrEnum):
-    """The answer for a GPU. `partly` means that it starts, but some of its functions have no code there."""
+    """The answer for a GPU. `partly` means that it starts, but some of its functions have no code there.
+
+    `on the CPU` is the answer for a package without GPU code, which needs no GPU.
+    """
 
     YES = "yes"
     PTX = "through PTX"
     PARTLY = "partly"
     NO = "no"
     UNKNOWN = "unknown"
+    CPU = "on the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

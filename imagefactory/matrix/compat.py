@@ -11,10 +11,12 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import platform_of
+from imagefactory.gpu.builds import minor_version, platform_of, rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query
+from imagefactory.gpu.drivers import driver_fix
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.gpu.knowledge.toolkits import forward_names
 from imagefactory.gpu.predict import INTEGRATED
 from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility, ScanResult
 from imagefactory.model import Lock, Target
@@ -28,7 +30,9 @@ OLDEST = Capability(5, 0)
 """The first column of a table. No framework in the tables is built for older GPUs."""
 RUNS = (Compatibility.YES, Compatibility.PTX)
 """The answers for code that runs completely."""
-_RELEASE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+cu([0-9]{2,3}))?")
+_RELEASE = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+(?:cu([0-9]{2,3})|(rocm[0-9.]+)))?"
+)
 _NOT = 3
 Grade = tuple[int, int]
 """The quality of an image on a GPU, lower is better: 1 for PTX, then the uncertainty (`_DOUBT`)."""
@@ -84,10 +88,14 @@ class CompatGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatRow:
-    """One candidate and its cells, in the order of the GPUs or capabilities."""
+    """One candidate and its cells, in the order of the GPUs or capabilities.
+
+    `fix` is what would work instead on the one GPU of the table, or the next step if that is not known.
+    """
 
     candidate: CoverCandidate
     cells: tuple[Cell, ...]
+    fix: str = ""
 
 
 def rows(candidates: Iterable[CoverCandidate], gpus: Sequence[CompatGpu]) -> tuple[CompatRow, ...]:
@@ -167,11 +175,11 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
             "release-invalid", f"'{text[:60]}' has no version", hint="write torch==2.6, or torch==2.6.0+cu124"
         )
     name, written, local = canonicalize_name(match[1]), match[2], match[3] or ""
-    local_cuda = f"{local[:-1]}.{local[-1]}" if local else ""
+    local_cuda = f"{local[:-1]}.{local[-1]}" if local else match[4] or ""
     if cuda and local_cuda and cuda != local_cuda:
         raise UsageError(
             "option-conflict",
-            f"{text} is a build for CUDA {local_cuda}, not for {cuda}",
+            f"{text} is a build for {platform_of(local_cuda)}, not for {platform_of(cuda)}",
             hint=f"pass only one CUDA version, {local_cuda} or {cuda}",
         )
     requested_cuda = cuda or local_cuda
@@ -183,11 +191,27 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
     )
 
 
+def for_maker(candidates: Sequence[CoverCandidate], gpu: CompatGpu) -> list[CoverCandidate]:
+    """Return targets, and the releases for GPUs of this maker (CUDA or ROCm); all releases without any."""
+
+    def fits(candidate: CoverCandidate) -> bool:
+        return bool(rocm_of(candidate.question.cuda)) is bool(gpu.capability.processor)
+
+    built = {candidate.question.framework for candidate in candidates if fits(candidate)}
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.name or fits(candidate) or candidate.question.framework not in built
+    ]
+
+
 def _cudas(framework: str, version: str) -> set[str]:
     """Return the CUDA versions for which a release is known, or one empty text without any."""
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
-    return known | {row.cuda for row in knowledge.offered(framework, version)} or {""}
+    known |= {row.cuda for row in knowledge.offered(framework, version)}
+    compilers = {cuda for _, cudas in knowledge.compilers_of(framework, version) for cuda in cudas}
+    return known or compilers or {""}
 
 
 def check_known(table: Sequence[CompatRow]) -> None:
@@ -213,6 +237,67 @@ def check_known(table: Sequence[CompatRow]) -> None:
         f"{' and '.join(named)} {verb}, so it is not known on which GPUs that runs",
         hint=f"{hint}; to scan a wheel: imagefactory compat FILE.whl",
     )
+
+
+def with_fixes(table: Sequence[CompatRow], gpu: CompatGpu) -> tuple[CompatRow, ...]:
+    """Return the rows of one GPU, those that do not run there with what would work instead."""
+    answers: dict[str, list[tuple[str, str]]] = {}
+    return tuple(row if serves(row.cells[0]) else replace(row, fix=_fix(row, gpu, answers)) for row in table)
+
+
+def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]]]) -> str:
+    question, answer = row.candidate.question, row.cells[0]
+    claim = answer.claims[0] if answer.claims else None
+    if answer.answer is Compatibility.UNKNOWN or claim is None:
+        release = f"look it up: imagefactory compat {question.framework}=={question.version}"
+        return f"run imagefactory verify {row.candidate.name}" if row.candidate.name else release
+    if claim.rule == "driver-gpu":
+        any_driver = replace(gpu, driver="")
+        other = replace(row, cells=(cell(row.candidate, any_driver),))
+        more = "" if serves(other.cells[0]) else _fix(other, any_driver, {})
+        return driver_fix(gpu.capability, gpu.driver) + (f" and {more}" if more else "")
+    if claim.rule == "driver-floor":
+        return _floor_fix(claim, question.cuda, gpu)
+    framework, version = question.framework, question.version
+    if framework not in answers:
+        others = [_release(framework, row.version, row.cuda) for row in knowledge.releases(framework)]
+        answers[framework] = [
+            (other.question.version, other.question.cuda) for other in others if serves(cell(other, gpu))
+        ]
+    running = answers[framework]
+    same = [cuda for other, cuda in running if covers(other, version) or covers(version, other)]
+    if tags := [_tag(cuda) for cuda in same if cuda != question.cuda]:
+        return f"{tags[0]} of the same release"
+    patch = knowledge.newest_patch(framework, minor_version(version))
+    if natural(patch) > natural(version) and serves(cell(_release(framework, patch, question.cuda), gpu)):
+        return f"{framework} {patch}"
+    versions = sorted({other for other, _ in running}, key=natural)
+    newer = [other for other in versions if natural(other) > natural(version)]
+    if not newer:
+        return f"{framework} {versions[-1]}" if versions else ""
+    amd = bool(gpu.capability.processor)
+    known = {
+        row.version
+        for row in knowledge.releases(framework)
+        if bool(rocm_of(row.cuda)) is amd and natural(row.version) >= natural(newer[0])
+    }
+    return f"{framework} {newer[0]}{' or newer' if known <= set(newer) else ''}"
+
+
+def _tag(cuda: str) -> str:
+    """Return the tag of a build, as in its version: `cu126`, `rocm6.2`."""
+    return cuda if rocm_of(cuda) else f"cu{cuda.replace('.', '')}"
+
+
+def _floor_fix(claim: CellClaim, cuda: str, gpu: CompatGpu) -> str:
+    """Return the driver that a GPU needs, and the package for older ones on data-center GPUs.
+
+    Source: NVIDIA, CUDA Compatibility, forward compatibility.
+    """
+    driver = f"driver {claim.driver} or newer" if claim.driver else ""
+    if "." not in cuda or gpu.name not in forward_names():
+        return driver
+    return f"{driver}, or the package cuda-compat-{cuda.replace('.', '-')} (forward compatibility)"
 
 
 def with_releases(candidates: Iterable[CoverCandidate], framework: str) -> tuple[CoverCandidate, ...]:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from imagefactory.errors import UsageError
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query
+from imagefactory.gpu.cells import NO_TARGET, CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility
@@ -45,6 +45,7 @@ SKIP_RULES = (
     "no-code",
     "partly",
     "not-documented",
+    NO_TARGET,
     "toolkit-dropped",
     "driver-floor",
     "driver-gpu",

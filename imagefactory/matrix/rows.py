@@ -38,7 +38,7 @@ UNSOLVED = ("environment resolution failure", "unsolvable")
 _ALIASES = {"framework_version": "version"}
 _NUMBERS = {
     "version": (r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", "a version such as 2.3"),
-    "cuda": (r"[0-9]{1,2}(\.[0-9]{1,2})?", "a CUDA version such as 12.1, or 12"),
+    "cuda": (r"(rocm)?[0-9]{1,2}(\.[0-9]{1,2}){0,2}", "a CUDA version such as 12.1 or 12, or rocm6.2"),
 }
 
 

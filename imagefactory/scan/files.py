@@ -11,13 +11,15 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.frameworks import LibraryRole, role_of
 from imagefactory.gpu.values import ScanResult
+from imagefactory.http import HttpSession, RejectedError, Response, arriving, read_some, redact
 from imagefactory.oci.inflate import PIECE, CorruptDataError, plain_layer
 from imagefactory.oci.tar_stream import FILE, TarStream, entries
 from imagefactory.progress import QUIET, Progress, ProgressTask
@@ -42,7 +44,15 @@ from imagefactory.scan.findings import (
     stopping_pool,
 )
 from imagefactory.scan.layers import scan_layer
-from imagefactory.scan.zip import PLAIN, damaged, member_bytes, members_of
+from imagefactory.scan.zip import (
+    PLAIN,
+    RemoteMember,
+    damaged,
+    member_bytes,
+    members_of,
+    remote_members,
+    streamed_bytes,
+)
 
 # --- The files of a conda package: `.conda` (a zip with a tar in zstd) and the older `.tar.bz2`
 # Paths are relative to the environment's prefix.
@@ -301,13 +311,141 @@ def _find_in_wheel(path: Path, progress: Progress, workers: int) -> tuple[FileFi
 
 
 def _scan_contents(path: Path, member: zipfile.ZipInfo, task: ProgressTask) -> FileFinding:
-    name = readable_path(re.sub(r"^[^/]+\.data/(?:pure|plat)lib/", "", member.filename))
+    finding = _scan_member(path, member, member_bytes(path, member))
+    task.advance(member.compress_size)
+    return finding
+
+
+def _scan_member(path: Path, member: zipfile.ZipInfo, pieces: Iterator[bytes]) -> FileFinding:
+    name = _installed_path(member)
     look = FileScan(name, member.file_size)
-    pieces = member_bytes(path, member)
     try:
         while not look.idle and (piece := next(pieces, b"")):
             look.feed(piece)
     except CorruptDataError as error:
         raise damaged(path, f"{name}: {error}") from error
-    task.advance(member.compress_size)
     return look.close()
+
+
+def _installed_path(member: zipfile.ZipInfo) -> str:
+    return readable_path(re.sub(r"^[^/]+\.data/(?:pure|plat)lib/", "", member.filename))
+
+
+# --- wheels on a server, read by ranges. Nothing is stored
+
+
+_GAP = 1 << 20  # bytes that are read and dropped, because another request would take longer
+_RUN = 64 << 20  # bytes of one request, so that a large wheel is read by several threads
+_COMPILER = re.compile(r"ptxas|libnvrtc[-.].*|libnvvm\.so.*|.*libdevice.*\.bc")
+
+
+class NoRangesError(RejectedError):
+    """A server that cannot send parts of a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWheel:
+    """A wheel on a server: what its list of members says (`named`), and the `runs` of members to read.
+
+    `skipped` are bytes of members that cannot change an answer.
+    """
+
+    filename: str
+    url: str
+    named: tuple[FileFinding, ...]
+    runs: tuple[tuple[RemoteMember, ...], ...]
+    skipped: int
+
+    @property
+    def size(self) -> int:
+        """The bytes to read."""
+        return sum(member.end - member.start for run in self.runs for member in run)
+
+
+def open_remote_wheel(web: HttpSession, url: str, filename: str, size: int, *, every: bool) -> RemoteWheel:
+    """Return a wheel on a server, of which only the list of members was read.
+
+    Without `every`, libraries that choose their own code (cuBLAS, cuDNN) are skipped. Raises NoRangesError
+    for a server without ranges, HttpError, and UsageError for a hostile or corrupt list.
+    """
+
+    def read_range(start: int, end: int) -> bytes:
+        def read(response: Response) -> bytes:
+            check_range(response, start)
+            return read_some(response.raw, end - start)
+
+        return web.request(url, read, headers={"Range": f"bytes={start}-{end - 1}"})
+
+    named: list[FileFinding] = []
+    runs: list[list[RemoteMember]] = []
+    skipped = 0
+    for member in remote_members(read_range, size, filename):
+        name = _installed_path(member.info)
+        reported = not every and role_of(name, None)[0] is LibraryRole.REPORT
+        if reported or FileScan(name, member.info.file_size).idle:
+            skipped += member.info.compress_size if reported else 0
+            named.append(_compiler(read_name(name)))
+            continue
+        begin, last = (runs[-1][0].start, runs[-1][-1].end) if runs else (0, 0)
+        if not runs or member.start - last > _GAP or last - begin > _RUN:
+            runs.append([])
+        runs[-1].append(member)
+    return RemoteWheel(
+        filename=filename,
+        url=url,
+        named=tuple(finding for finding in named if finding),
+        runs=tuple(map(tuple, runs)),
+        skipped=skipped,
+    )
+
+
+def _compiler(finding: FileFinding) -> FileFinding:
+    """Return a finding with the name of a compiler for GPUs (NVRTC, ptxas), which makes code at run time."""
+    name = finding.path.rpartition("/")[2]
+    return replace(finding, toolkit=finding.toolkit or name) if _COMPILER.fullmatch(name) else finding
+
+
+def compilers(contents: ScanResult) -> tuple[str, ...]:
+    """Return the compilers for GPUs in streamed contents, by their file names."""
+    return tuple(name for name in contents.toolkit if _COMPILER.fullmatch(name))
+
+
+def check_range(response: Response, start: int) -> None:
+    """Raise NoRangesError unless a response is the part of the file from `start` on."""
+    content_range = response.headers.get("Content-Range", "")
+    if response.status_code != 206 or not content_range.startswith(f"bytes {start}-"):
+        raise NoRangesError(f"{redact(response.url)}: the server cannot send a part of a file")
+
+
+def scan_run(
+    web: HttpSession, wheel: RemoteWheel, run: Sequence[RemoteMember], task: ProgressTask
+) -> tuple[FileFinding, ...]:
+    """Return the findings of neighboring members, which are read in as few requests as possible.
+
+    Raises like `open_remote_wheel`.
+    """
+    findings: list[FileFinding] = []
+
+    def attempt() -> None:
+        while len(findings) < len(run):
+            start, end = run[len(findings)].start, run[-1].end
+            with web.open(wheel.url, headers={"Range": f"bytes={start}-{end - 1}"}) as response:
+                check_range(response, start)
+                _scan_stream(TarStream(arriving(response.raw)), start)
+
+    def _scan_stream(stream: TarStream, start: int) -> None:
+        for member in run[len(findings) :]:
+            gap = member.start - start - stream.position
+            if gap > _GAP:
+                return
+            stream.skip(gap)
+            path = Path(wheel.filename)
+            finding = _scan_member(path, member.info, streamed_bytes(stream, member))
+            findings.append(_compiler(finding))
+            task.advance(member.end - member.start)
+
+    try:
+        web.retry_policy.retry(attempt, progress=lambda: len(findings))
+    except CorruptDataError as error:  # it ended early
+        raise damaged(Path(wheel.filename), str(error)) from error
+    return tuple(finding for finding in findings if finding)

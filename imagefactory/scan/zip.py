@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.inflate import CorruptDataError, inflate
+from imagefactory.oci.tar_stream import TarStream
 from imagefactory.scan.findings import CHUNK
 
 MEMBERS = 100_000  # the limit of a zip
@@ -117,9 +121,13 @@ def check_list(file: IO[bytes]) -> None:
 
 
 def member_bytes(path: Path, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield the member's plain bytes, exactly as many as in the list. Raises CorruptDataError."""
+    """Return the member's plain bytes, exactly as many as in the list. Raises CorruptDataError."""
+    return _plain_bytes(_packed_bytes(path, member), member)
+
+
+def _plain_bytes(packed: Iterator[bytes], member: zipfile.ZipInfo) -> Iterator[bytes]:
     rest = member.file_size
-    for piece in _inflated(_packed_bytes(path, member), member.compress_type):
+    for piece in _inflated(packed, member.compress_type):
         rest -= len(piece)
         if rest < 0:
             break
@@ -155,3 +163,100 @@ def damaged(path: Path, reason: str) -> UsageError:
     return UsageError(
         "scan-archive-invalid", f"{path} is not a valid {kind}: {reason}", hint="download it again"
     )
+
+
+# --- A zip on a server that sends ranges: its list of members, then the members of a stream
+
+
+_TAIL = 1 << 17  # bytes of the first request, which contain the list of most wheels
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteMember:
+    """A member of a remote zip. `end` is the start of the next one, or of the list of members."""
+
+    info: zipfile.ZipInfo
+    end: int
+
+    @property
+    def start(self) -> int:
+        return self.info.header_offset
+
+
+class _ZipEnd:
+    """The end of a remote zip as a file. `read_range(start, end)` fetches bytes, each of them once."""
+
+    def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
+        self._read_range, self._size, self._at = read_range, size, 0
+        self._start, self._data = size, b""
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError("it is not a zip archive")
+        self._at = base + offset
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        end = self._size if count < 0 else min(self._at + count, self._size)
+        if self._at < min(self._start, end):
+            if self._size - self._at > DIRECTORY + _TAIL:
+                raise ValueError("its list of members is not at its end")
+            start = max(min(self._at, self._size - _TAIL), 0)
+            self._data = self._read_range(start, self._start) + self._data
+            self._start = start
+        data = self._data[self._at - self._start : max(end, self._at) - self._start]
+        self._at += len(data)
+        return data
+
+
+def remote_members(read_range: Callable[[int, int], bytes], size: int, name: str) -> tuple[RemoteMember, ...]:
+    """Return the files of a remote zip in their order, from its list alone.
+
+    Raises UsageError for a hostile or corrupt list, and the errors of `read_range`.
+    """
+    file: IO[bytes] = _ZipEnd(read_range, size)  # type: ignore[assignment]
+    try:
+        check_list(file)
+        with zipfile.ZipFile(file) as archive:
+            infos, end = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
+        raise damaged(Path(name), str(error)) from error
+    if sum(info.file_size for info in infos) > PLAIN:
+        raise damaged(Path(name), f"it would unpack to more than {PLAIN} bytes")
+    members = []
+    for info in sorted(infos, key=lambda info: -info.header_offset):
+        least = info.header_offset + _HEADER.size + len(info.orig_filename) + info.compress_size
+        if info.header_offset < 0 or least > end:
+            raise damaged(Path(name), f"{info.filename[:80]!r} overlaps with another member")
+        members.append(RemoteMember(info, end))
+        end = info.header_offset
+    return tuple(member for member in reversed(members) if not member.info.is_dir())
+
+
+def streamed_bytes(stream: TarStream, member: RemoteMember) -> Iterator[bytes]:
+    """Yield the member's plain bytes from a stream at its header. Raises CorruptDataError."""
+    head = stream.exactly(_HEADER.size)
+    try:
+        *_, named, extra = _HEADER.unpack(head)
+        local = copy(member.info)
+        local.header_offset = 0
+        data_start(io.BytesIO(head + stream.exactly(named + extra, limit=1 << 18)), local)
+    except (ValueError, struct.error) as error:
+        raise CorruptDataError(str(error)) from error
+    if _HEADER.size + named + extra + member.info.compress_size > member.end - member.start:
+        raise CorruptDataError("it overlaps with another member")
+    yield from _plain_bytes(_pieces(stream, member.info.compress_size), member.info)
+
+
+def _pieces(stream: TarStream, rest: int) -> Iterator[bytes]:
+    while rest:
+        piece = bytes(stream.piece(min(rest, CHUNK)))
+        rest -= len(piece)
+        yield piece

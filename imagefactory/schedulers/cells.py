@@ -118,7 +118,7 @@ class SweepPlan:
     """The queued cells by target and capability, and the skipped cells. `notes` are lines to print."""
 
     cells: tuple[QueuedCell, ...]
-    left_out: tuple[SkippedCell, ...]
+    skipped: tuple[SkippedCell, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -141,8 +141,8 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
     allowed = _by_row(choose_machines(inventory, request.machines))
     rows = _rows(everywhere, request.capabilities)
     others = {stage.target.name: reason for stage in stages if (reason := _for_others(stage))}
-    recent, left_out = _newest([stage for stage in stages if stage.target.name not in others], request)
-    left_out += [
+    recent, skipped = _newest([stage for stage in stages if stage.target.name not in others], request)
+    skipped += [
         SkippedCell(target=name, capability="", rule=NO_GPU, reason=reason) for name, reason in others.items()
     ]
     cells: list[QueuedCell] = []
@@ -163,18 +163,18 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
             else:
                 cell = _weigh(stage, row, allowed.get(row, ()), planned, request.allow)
             if isinstance(cell, SkippedCell):
-                left_out.append(cell)
+                skipped.append(cell)
             else:
                 cells.append(cell)
         if not request.capabilities:  # these were not tested
             required = [(parse_capability(text), "") for text in stage.target.capabilities]
-            left_out += [
+            skipped += [
                 _no_gpu(stage, row, "its recipe requires it, and ")
                 for row in required
                 if row not in everywhere
             ]
     notes = (*_unknown_gpu_note(inventory), *_unused(inventory, request.machines))
-    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=notes)
+    return SweepPlan(cells=tuple(cells), skipped=tuple(skipped), notes=notes)
 
 
 def _rows(everywhere: Iterable[_Row], capabilities: Sequence[Capability]) -> tuple[_Row, ...]:
@@ -230,13 +230,13 @@ def within_budget(plan: SweepPlan, request: CellRequest, seconds: float, day: da
         chosen.add(id(cell))
         budget -= cost
     reason = f"the sweep has {request.gpu_hours} GPU hours: a later sweep takes it"
-    left_out = [
+    skipped = [
         _skip(cell.stage, (cell.capability, cell.part), BUDGET, reason)
         for cell in plan.cells
         if id(cell) not in chosen
     ]
     cells = tuple(cell for cell in plan.cells if id(cell) in chosen)
-    return replace(plan, cells=cells, left_out=(*plan.left_out, *left_out))
+    return replace(plan, cells=cells, skipped=(*plan.skipped, *skipped))
 
 
 def exclude_bad_machines(
@@ -248,7 +248,7 @@ def exclude_bad_machines(
 
     Such a cell uses the next driver. A cell that needs an older driver than the verified one is skipped.
     """
-    cells, left_out = [], list(plan.left_out)
+    cells, skipped = [], list(plan.skipped)
     for cell in plan.cells:
         gpus = [
             (machine.name, gpu)
@@ -271,8 +271,8 @@ def exclude_bad_machines(
             continue
         machines = tuple(dict.fromkeys(name for name, gpu in gpus if driver_of(gpu) == cell.first))
         reason = f"only machines that failed jobs have an older driver than verified: {few(machines)}"
-        left_out.append(_skip(cell.stage, (cell.capability, cell.part), BAD_MACHINE, reason))
-    return replace(plan, cells=tuple(cells), left_out=tuple(left_out))
+        skipped.append(_skip(cell.stage, (cell.capability, cell.part), BAD_MACHINE, reason))
+    return replace(plan, cells=tuple(cells), skipped=tuple(skipped))
 
 
 def last_seconds(cell: QueuedCell) -> float:

@@ -96,7 +96,7 @@ def blamed_machines(
 
     Faults from before the sweep belong to other sweeps.
     """
-    since = max(sweep.made, now - REMEMBERED).timestamp()
+    since = max(sweep.created, now - REMEMBERED).timestamp()
     return tuple(
         fault
         for fault in faults

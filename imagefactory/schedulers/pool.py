@@ -206,7 +206,7 @@ class MachinesByCapability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """The request of one `sweep start` to `pool`, a row of POOLS.
+    """The request of one `sweep start` to `scheduler`, a row of POOLS.
 
     `site` is a row of sites.toml, `level` the level of the suite. `machines` are those of the pool at
     creation, `own` the additions of the settings to its jobs (sites.Site). `patterns` select machines
@@ -214,13 +214,13 @@ class SweepSpec:
     """
 
     id: str
-    made: datetime
+    created: datetime
     level: str
     site: str
     nodes: Annotated[tuple[SweepNode, ...], MaxRows(MOST_NODES)]
-    left_out: Annotated[tuple[SkippedCell, ...], MaxRows(50 * MOST_NODES)] = ()
+    skipped: Annotated[tuple[SkippedCell, ...], MaxRows(50 * MOST_NODES)] = ()
     limits: JobLimits = field(default_factory=JobLimits)
-    pool: str = HTCONDOR
+    scheduler: str = HTCONDOR
     machines: Annotated[tuple[MachinesByCapability, ...], MaxRows(1000)] = ()
     own: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()

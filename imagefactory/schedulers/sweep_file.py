@@ -73,50 +73,22 @@ def read_sweep(directory: Path, selected: NodeFilter | None = None) -> SweepSpec
         )
 
     def narrow(value: object) -> object:
-        if not isinstance(value, dict):
+        if selected is None or not isinstance(value, dict):
             return value
-        value = _upgraded(value)
-        if selected is None:
-            return value
-        return {**value, "nodes": _narrowed(value.get("nodes"), selected), "left_out": []}
+        return {**value, "nodes": _narrowed(value.get("nodes"), selected), "skipped": []}
 
     sweep = _parse(data, directory / SWEEP, "sweep", SweepSpec, narrow)
     assert isinstance(sweep, SweepSpec)
     return sweep
 
 
-def _upgraded(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sweep with the fields that older versions did not write."""
-
-    def rows(name: str, **fields: object) -> object:
-        values = value.get(name, [])
-        if not isinstance(values, list):
-            return values
-        return [{**fields, **row} if isinstance(row, dict) else row for row in values]
-
-    nodes = rows("nodes", part="", first="", only=False)
-    for node in nodes if isinstance(nodes, list) else ():
-        if isinstance(node, dict) and isinstance(slices := node.pop("mig", None), bool) and slices:
-            node["part"] = "mig"
-    return {
-        "pool": HTCONDOR,
-        "own": [],
-        "patterns": [],
-        "at_once": 0,
-        **value,
-        "nodes": nodes,
-        "left_out": rows("left_out", part=""),
-        "machines": rows("machines", driver=""),
-    }
-
-
-def read_pool(directory: Path) -> str:
-    """Return the pool of a sweep.
+def read_scheduler(directory: Path) -> str:
+    """Return the scheduler of a sweep.
 
     The rest of the file may be corrupt, so that such a sweep can be canceled.
     """
     try:
-        name = json.loads((directory / SWEEP).read_bytes())["sweep"]["pool"]
+        name = json.loads((directory / SWEEP).read_bytes())["sweep"]["scheduler"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return HTCONDOR
     return name if isinstance(name, str) else HTCONDOR
@@ -124,10 +96,7 @@ def read_pool(directory: Path) -> str:
 
 def write_sweep_file(directory: Path, sweep: SweepSpec) -> None:
     """Write sweep.json. Raises UsageError."""
-    row = _printable(format_value(sweep))
-    if sweep.pool == HTCONDOR:  # as before other schedulers existed
-        del row["pool"]
-    write_document(directory / SWEEP, {"format": FORMAT, "sweep": row})
+    write_document(directory / SWEEP, {"format": FORMAT, "sweep": _printable(format_value(sweep))})
 
 
 def read_collected(directory: Path, selected: NodeFilter | None = None) -> tuple[CollectedNode, ...]:

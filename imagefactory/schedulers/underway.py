@@ -110,7 +110,7 @@ class RunningSweep:
 def skip_underway(plan: SweepPlan, sweeps: Sequence[RunningSweep], allow: frozenset[str]) -> SweepPlan:
     """Return a plan without the cells that a sweep has. The newest of these sweeps is the reason. Pure."""
     newest = sorted(sweeps, key=lambda sweep: sweep.made, reverse=True)
-    cells, left_out = [], list(plan.left_out)
+    cells, skipped = [], list(plan.skipped)
     doubtful: Counter[int] = Counter()
     for cell in plan.cells:
         key = cell.stage.target.name, cell.row
@@ -121,14 +121,14 @@ def skip_underway(plan: SweepPlan, sweeps: Sequence[RunningSweep], allow: frozen
         }
         rule, reason = next((row for row in rules.values() if row and row[0] not in allow), ("", ""))
         if rule:
-            left_out.append(_skip(cell, rule, reason))
+            skipped.append(_skip(cell, rule, reason))
             continue
         cells.append(cell)
         first = next((number for number, row in rules.items() if not row), None)
         if first is not None and QUEUED not in allow:
             doubtful[first] += 1
     notes = tuple(_queue_note(newest[number], count) for number, count in sorted(doubtful.items()))
-    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=plan.notes + notes)
+    return SweepPlan(cells=tuple(cells), skipped=tuple(skipped), notes=plan.notes + notes)
 
 
 def _skip(cell: QueuedCell | SweepNode, rule: str, reason: str) -> SkippedCell:
@@ -213,7 +213,7 @@ def read_underway(
     candidates = [candidate for candidate in rows if candidate]
     queues: dict[str, frozenset[Path] | str] = {}
     if lookup.queue:
-        for name in {candidate.sweep.pool for candidate in candidates if not candidate.owner}:
+        for name in {candidate.sweep.scheduler for candidate in candidates if not candidate.owner}:
             try:
                 queues[name] = lookup.pools(name).driven()
             except (ToolError, UsageError) as error:
@@ -221,7 +221,7 @@ def read_underway(
     sweeps = []
     for candidate in candidates:
         try:
-            queue = queues.get(candidate.sweep.pool, QUEUE_NOT_READ)
+            queue = queues.get(candidate.sweep.scheduler, QUEUE_NOT_READ)
             sweeps.append(_read_running(candidate, queue, lookup))
         except (ImagefactoryError, OSError) as error:
             notes.append(_unread_note(candidate.folder, error))
@@ -265,7 +265,7 @@ def _candidate(
         if images.get((node.target, node.row)) == image_of(node)
         and not (node.nonce in collected and collected[node.nonce].attached)
     )
-    if not nodes or sweep.made + LIFETIME <= lookup.now:
+    if not nodes or sweep.created + LIFETIME <= lookup.now:
         return None
     foreign = lookup.user is not None and owner != lookup.user
     return _SweepCandidate(
@@ -280,11 +280,11 @@ def _read_running(
     sweep = RunningSweep(
         name=directory.name if ID.fullmatch(directory.name) else str(directory),
         folder=directory,
-        made=candidate.sweep.made,
+        made=candidate.sweep.created,
         driven=None if isinstance(queue, str) else directory.resolve() in queue,
         cells={},
         why=queue if isinstance(queue, str) else "",
-        pool=candidate.sweep.pool,
+        pool=candidate.sweep.scheduler,
     )
     if candidate.owner:
         cells = {(node.target, node.row): NodeProgress.OPEN for node in candidate.nodes}
@@ -298,7 +298,7 @@ def _read_running(
         suite = ""
     if suite != lookup.suite:
         return sweep
-    return replace(sweep, cells=_states(candidate, lookup.pools(candidate.sweep.pool)))
+    return replace(sweep, cells=_states(candidate, lookup.pools(candidate.sweep.scheduler)))
 
 
 def _states(candidate: _SweepCandidate, pool: Pool) -> Mapping[tuple[str, str], NodeProgress]:
@@ -509,14 +509,14 @@ def first_claims(claims: Iterable[OtherClaim]) -> Mapping[ClaimedCell, OtherClai
 def skip_claimed(plan: SweepPlan, images: Images, claims: Iterable[OtherClaim]) -> SweepPlan:
     """Return a plan without the cells that another store claims. Pure."""
     first = first_claims(claims)
-    cells, left_out = [], list(plan.left_out)
+    cells, skipped = [], list(plan.skipped)
     for cell in plan.cells:
         image = images.get((cell.stage.target.name, cell.row), "")
         if other := first.get((_digest_in(image), cell.row)):
-            left_out.append(skipped_by_claim(other, cell))
+            skipped.append(skipped_by_claim(other, cell))
         else:
             cells.append(cell)
-    return SweepPlan(cells=tuple(cells), left_out=tuple(left_out), notes=plan.notes)
+    return SweepPlan(cells=tuple(cells), skipped=tuple(skipped), notes=plan.notes)
 
 
 def skipped_by_claim(other: OtherClaim, cell: QueuedCell | SweepNode) -> SkippedCell:

@@ -148,7 +148,7 @@ class Catalog:
     bytes: `source` is how this process got the catalog, `notes` are messages about that.
     """
 
-    made: datetime
+    created: datetime
     expires: datetime
     images: tuple[CatalogImage, ...]
     suites: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ _PLAIN = (
 )
 _CATALOG_SCHEMA = ObjectSchema(
     format=Annotated[int, Constant(FORMAT)],
-    made=datetime,
+    created=datetime,
     expires=datetime,
     suites=Annotated[tuple[Digest, ...], MaxRows(MOST_OTHERS)],
     images=Annotated[tuple[object, ...], MaxRows(MOST_IMAGES)],
@@ -295,14 +295,16 @@ def verify_catalog(data: bytes, trust: TrustRules, now: datetime, location: str 
     except StatementError as error:
         raise _rejection(location, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
-    late = period_problem(envelope_result.key, catalog.made) or period_problem(
-        envelope_result.key, max(now, catalog.made)
+    late = period_problem(envelope_result.key, catalog.created) or period_problem(
+        envelope_result.key, max(now, catalog.created)
     )
     if late:
         raise _rejection(location, *late)
-    if catalog.made - now > SKEW:
+    if catalog.created - now > SKEW:
         raise _rejection(
-            location, VerdictStatus.NOT_YET, f"made at {format_time(catalog.made)}, which is in the future"
+            location,
+            VerdictStatus.NOT_YET,
+            f"created at {format_time(catalog.created)}, which is in the future",
         )
     if now >= catalog.expires:
         raise _rejection(
@@ -344,7 +346,7 @@ def format_catalog(catalog: Catalog) -> bytes:
     return format_json(
         {
             "format": FORMAT,
-            "made": format_time(catalog.made),
+            "created": format_time(catalog.created),
             "expires": format_time(catalog.expires),
             "suites": list(catalog.suites),
             "images": [_format_image(image) for image in catalog.images],
@@ -393,7 +395,7 @@ def parse_catalog(payload: bytes, location: str, keyid: str) -> Catalog:
     """Parse a payload. Raises StatementError for anything but the output of `format_catalog`."""
     row = _CATALOG_SCHEMA.parse(parse_json(payload, location, LARGEST), location)
     catalog = Catalog(
-        made=row["made"],
+        created=row["created"],
         expires=row["expires"],
         suites=row["suites"],
         images=tuple(
@@ -401,9 +403,9 @@ def parse_catalog(payload: bytes, location: str, keyid: str) -> Catalog:
         ),
         keyid=keyid,
     )
-    if not timedelta(0) < catalog.expires - catalog.made <= LIFE:
+    if not timedelta(0) < catalog.expires - catalog.created <= LIFE:
         raise invalid_value_error(
-            f"{location}: expires", f"it is not within {LIFE.days} days after it was made"
+            f"{location}: expires", f"it is not within {LIFE.days} days after it was created"
         )
     names = [image.target for image in catalog.images]
     if len(set(names)) != len(names):

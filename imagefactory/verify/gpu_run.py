@@ -275,7 +275,9 @@ def _predict_capability(contents: ScanResult, capability: Capability) -> Predict
     gates = {reach.path: reach for reach in prediction.libraries if reach.gates}
     runs_there = prediction.answer in RUNS
     return Predicted(
-        native=runs_there and not any(reach.ptx for reach in gates.values()),
+        native=runs_there
+        and prediction.answer is not Compatibility.PTX
+        and not any(reach.ptx for reach in gates.values()),
         ptx=runs_there
         and bool(gates)
         and all(_compiles(library, capability) for library in contents.libraries if library.path in gates),

@@ -146,7 +146,7 @@ def catalog_json(center: JoinedCenter, catalog: Catalog) -> CatalogRow:
         center=center.name,
         reference=center.place,
         source=catalog.source,
-        created=format_time(catalog.made),
+        created=format_time(catalog.created),
         expires=format_time(catalog.expires),
     )
 
@@ -247,7 +247,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
             else ("IMAGE", "STATUS", "GPUS BY CAPABILITY")
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
-        lines += [format_table(header, rows, width)]
+        lines += [format_table(header, rows, width, ("TOTAL",) if inventory else ())]
     notes = []
     if len(usable) > MOST:
         notes.append(f"and {len(usable) - MOST} more: add words to narrow the search")
@@ -306,7 +306,7 @@ def _sources(finding: FindResult) -> Iterator[str]:
         yield f"images of the project {finding.place}" if finding.place else "images that were built here"
     else:
         for row in finding.open:
-            yield row.center.answers(row.catalog.made)
+            yield row.center.answers(row.catalog.created)
     if finding.ages:
         yield format_ages(finding.ages)
     inventory = finding.request.inventory

@@ -76,7 +76,7 @@ def _blank(rows: Sequence[CompatRow]) -> list[str]:
 def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[str, ...]:
     cell = row.cells[0]
     if not cell.claims:
-        return row.candidate.title, Compatibility.UNKNOWN.value, "", "", "nothing is known of it"
+        return row.candidate.title, Compatibility.UNKNOWN.value, "", "", f"nothing is known of it{_fix(row)}"
     first = cell.claims[0]
     runs = first.answer in RUNS
     others = [
@@ -91,7 +91,14 @@ def _gpu_row(row: CompatRow, sources: Footnotes, warnings: Footnotes) -> tuple[s
     warned = [f"{claim.reason}{sources.mark([claim.source])}" for claim in displayed_warnings(cell)]
     marks = warnings.mark(warned)
     basis = first.basis.value
-    return row.candidate.title, f"{first.answer}{marks}", basis, first.driver, "; ".join(reason)
+    return row.candidate.title, f"{first.answer}{marks}", basis, first.driver, "; ".join(reason) + _fix(row)
+
+
+def _fix(row: CompatRow) -> str:
+    """Return a clause with what would work instead, or with the next step for an unknown answer."""
+    if not row.fix:
+        return ""
+    return f"; {row.fix}" if row.cells[0].answer is Compatibility.UNKNOWN else f"; use {row.fix}"
 
 
 def displayed_warnings(cell: Cell) -> tuple[CellClaim, ...]:
@@ -315,6 +322,8 @@ class CompatGpuRow(TypedDict):
 class CompatTargetRow(CandidateRow):
     cells: list[CellRow]
     """One for each GPU, in the same order."""
+    fix: str
+    """With --gpu: what would work instead, or the next step if the answer is unknown."""
 
 
 class CompatDocument(TypedDict):
@@ -330,7 +339,9 @@ def compat_json(rows: Sequence[CompatRow], gpus: Sequence[CompatGpu]) -> CompatD
         format="imagefactory.compat/1",
         gpus=[_gpu_json(gpu) for gpu in gpus],
         rows=[
-            CompatTargetRow(**_candidate_json(row.candidate), cells=[_cell_json(cell) for cell in row.cells])
+            CompatTargetRow(
+                **_candidate_json(row.candidate), cells=[_cell_json(cell) for cell in row.cells], fix=row.fix
+            )
             for row in rows
         ],
     )

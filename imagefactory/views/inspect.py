@@ -32,6 +32,7 @@ ANSWERS = {
     Compatibility.PARTLY: "part",
     Compatibility.NO: "no",
     Compatibility.UNKNOWN: "?",
+    Compatibility.CPU: "cpu",
 }
 LEGEND = "N machine code   P PTX, compiled by the driver   12/397 modules   - none"
 NAME_WIDTH = 44
@@ -87,6 +88,12 @@ def format_answer(
         line += f"; driver {prediction.driver} or newer"
     warnings = () if prediction.answer is Compatibility.NO else prediction.warnings
     return "; ".join([line, *(f"warning: {warning}" for warning in warnings)])
+
+
+def format_parts(line: str, parts: Sequence[tuple[str, Compatibility, str]], how: str) -> str:
+    """Return the answer about a package, then a line for each of its parts, and the source."""
+    rows = [(package, f"{answer}: {reason}") for package, answer, reason in parts if len(parts) > 1]
+    return f"{line}\n{format_fields([*rows, ('from', how)])}"
 
 
 def _source_note(claim: CellClaim) -> str:
@@ -441,10 +448,20 @@ class CompatScanDocument(TypedDict):
     toolkit: Sequence[str]
 
 
+class PackageAnswerRow(TypedDict):
+    """The answer of one package that has GPU code, such as torch 2.7.1."""
+
+    package: str
+    answer: Compatibility
+    reason: str
+
+
 class ScannedGpuRow(PredictionRow):
     gpu: str
     requested_driver: str
     verified: CellClaim | None
+    packages: list[PackageAnswerRow]
+    """Of a package of the index and of what it pins, the worst first; empty for others."""
 
 
 class CompatScanGpusDocument(TypedDict):

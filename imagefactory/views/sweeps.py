@@ -37,8 +37,8 @@ def format_sweep_plan(plan: SweepPlan, limits: JobLimits, width: int | None = No
     if plan.cells:
         header = ("TARGET", "CAPABILITY", "GPUS", "DRIVER", "WHY")
         blocks.append(format_table(header, [_cell(cell) for cell in plan.cells], width, ("DRIVER",)))
-    if plan.left_out:
-        blocks.append(format_skipped(plan.left_out, width))
+    if plan.skipped:
+        blocks.append(format_skipped(plan.skipped, width))
     blocks += ["\n".join(plan.notes)] if plan.notes else []
     blocks.append(summary(plan, limits))
     return "\n\n".join(blocks)
@@ -63,7 +63,7 @@ def format_skipped(skipped: Iterable[SkippedCell], width: int | None = None) -> 
 
 def summary(plan: SweepPlan, limits: JobLimits) -> str:
     """Return one line: the number of jobs, and of cells skipped by each rule."""
-    rules = Counter(cell.rule for cell in plan.left_out)
+    rules = Counter(cell.rule for cell in plan.skipped)
     by_rule = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
     jobs = len(plan.cells)
     idle = format_seconds(limits.idle.total_seconds())
@@ -122,8 +122,8 @@ def headline(sweep: SweepSpec, results: Sequence[NodeResult], driven: bool | Non
     open_nodes = sum(doing.values())
     state = "done" if not open_nodes else "running" if driven else "stopped" if driven is False else "unknown"
     of = _targets(sweep)
-    created = f"{sweep.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return f"{sweep.id}  {sweep.pool}  {state}: {states}  ({of}, made {created})"
+    created = f"{sweep.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{sweep.id}  {sweep.scheduler}  {state}: {states}  ({of}, made {created})"
 
 
 def _targets(sweep: SweepSpec) -> str:
@@ -215,7 +215,7 @@ def plan_json(plan: SweepPlan, limits: JobLimits, image_type: str) -> SweepPlanD
             )
             for cell in plan.cells
         ],
-        skipped=list(plan.left_out),
+        skipped=list(plan.skipped),
         notes=list(plan.notes),
     )
 

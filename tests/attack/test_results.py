@@ -18,7 +18,7 @@ from imagefactory.schedulers.pool import ImageKind, NodeResult, PoolImage, Skipp
 from imagefactory.schedulers.sweep_file import (
     CollectedNode,
     read_collected,
-    read_pool,
+    read_scheduler,
     read_sweep,
     write_collected,
     write_sweep_file,
@@ -74,7 +74,9 @@ def make_sweep(folder: Path) -> None:
         cuda="", memory=1, disk=1, timeout=60, python="/usr/bin/python3",
     )  # fmt: skip
     left = SkippedCell(target="one", capability="12.0", rule="no-match", reason="no GPU of the pool has it")
-    sweep = SweepSpec(id=folder.name, made=NOW, level="full", site="generic", nodes=(node,), left_out=(left,))
+    sweep = SweepSpec(
+        id=folder.name, created=NOW, level="full", site="generic", nodes=(node,), skipped=(left,)
+    )
     write_sweep_file(folder, sweep)
     result = NodeResult(node=node.name, outcome=Outcome.HELD, reason="held: 34")
     write_collected(folder, [CollectedNode(result=result, target="one", capability="9.0", nonce=node.nonce)])
@@ -92,4 +94,4 @@ def test_a_sweep_folder_is_read_or_refused(data: st.DataObject) -> None:
         for read in (read_sweep, read_collected):
             with suppress(UsageError):
                 read(folder)
-        assert isinstance(read_pool(folder), str)
+        assert isinstance(read_scheduler(folder), str)

@@ -238,7 +238,7 @@ def test_after_its_time_a_key_is_believed_for_what_was_seen_in_it_alone(
 @given(HOURS, HOURS, HOURS)
 def test_a_catalog_of_a_key_counts_in_its_time_alone(made: int, until: int, now: int) -> None:
     at, end, read = (NOW + timedelta(hours=hours) for hours in (made, until, now))
-    data = sign_catalog(make_catalog(made=at, expires=at + LIFE), LAB)
+    data = sign_catalog(make_catalog(created=at, expires=at + LIFE), LAB)
     (lab,) = COURT.trust.keys
     trust = replace(COURT.trust, keys=(replace(lab, until=end),))
     with suppress(StatementError):

@@ -49,16 +49,16 @@ def test_current_is_the_newest_and_each_keeps_a_tag_of_its_own(registry: str, tm
     with fails("catalog-not-found"):
         read(tmp_path, f"{registry}/cat/gpu")
     old = make_catalog(make_image(size=1))
-    new = replace(make_catalog(), made=NOW, expires=NOW + timedelta(days=9))
+    new = replace(make_catalog(), created=NOW, expires=NOW + timedelta(days=9))
     for one in (old, new):
-        own, current = publish_catalog(place, sign_catalog(one, LAB), one.made)
+        own, current = publish_catalog(place, sign_catalog(one, LAB), one.created)
         assert (current.tag, current.digest) == (CURRENT, own.digest)
         assert read(tmp_path, f"{registry}/cat/gpu") == one
-    assert publish_catalog(place, sign_catalog(new, LAB), new.made)[0] == own
+    assert publish_catalog(place, sign_catalog(new, LAB), new.created)[0] == own
     first, second, last = place.store.tags(place.repository)
     assert (first[:9], second[:9], last) == ("20261122-", "20261122-", CURRENT)
-    assert [read(tmp_path, f"{registry}/cat/gpu:{tag}").made for tag in {first, second} - {own.tag}] == [
-        old.made
+    assert [read(tmp_path, f"{registry}/cat/gpu:{tag}").created for tag in {first, second} - {own.tag}] == [
+        old.created
     ]
 
 
@@ -106,10 +106,10 @@ def test_a_registry_that_is_down_or_lost_leaves_the_kept_one_and_no_older_one_co
 ) -> None:
     def publish(host: str, catalog: Catalog) -> None:
         place = StoreRepository(store=RegistryClient(host), repository="gpu/catalog")
-        publish_catalog(place, sign_catalog(catalog, LAB), catalog.made)
+        publish_catalog(place, sign_catalog(catalog, LAB), catalog.created)
 
     old, storage = make_catalog(), tmp_path / "storage"
-    new = replace(old, made=NOW, expires=NOW + timedelta(days=9))
+    new = replace(old, created=NOW, expires=NOW + timedelta(days=9))
     with registry_server(tmp_path / "first", RegistryOptions(storage=storage)) as server:
         host, port = server.host, server.port
         publish(host, old)
@@ -125,5 +125,5 @@ def test_a_registry_that_is_down_or_lost_leaves_the_kept_one_and_no_older_one_co
     with registry_server(tmp_path / "third", RegistryOptions(port=port, storage=tmp_path / "backup")):
         with fails("catalog-rolled-back"):
             read(tmp_path, f"{host}/gpu")
-        publish(host, replace(new, made=NOW + timedelta(minutes=1)))
+        publish(host, replace(new, created=NOW + timedelta(minutes=1)))
         assert read(tmp_path, f"{host}/gpu").source is CatalogSource.PLACE

@@ -122,7 +122,7 @@ def desk(pool: CondorPool) -> Desk:
     now = datetime.now(UTC).replace(microsecond=0)
     images = [image_of(name, classes, now) for name, (classes, _) in OFFERED.items()]
     catalog = make_catalog(
-        *images, image_of(FILED, FLOORS, now), made=now - HOUR, expires=now - HOUR + LIFE, suites=(SUITE,)
+        *images, image_of(FILED, FLOORS, now), created=now - HOUR, expires=now - HOUR + LIFE, suites=(SUITE,)
     )
     folder = pool.home / "forms"
     settings = folder / "config/imagefactory"

@@ -133,7 +133,9 @@ def desk(pool: CondorPool, apptainer: str, tmp_path_factory: pytest.TempPathFact
     for row in rows:
         shutil.copy(sifs[row.target], images / sif_name(row.target, row.sifs[0].sha256))
     made = NOW - timedelta(minutes=5)
-    catalog = Catalog(made=made, expires=made + LIFE, images=rows, suites=(suite_digest(),), keyid=LAB.keyid)
+    catalog = Catalog(
+        created=made, expires=made + LIFE, images=rows, suites=(suite_digest(),), keyid=LAB.keyid
+    )
     (pool.home / "catalog").write_bytes(sign_catalog(catalog, LAB))
     today = NOW.date()
     grant = TrustGrant(

@@ -73,6 +73,6 @@ def make_image(**changes: Any) -> CatalogImage:
 def make_catalog(*images: CatalogImage, **changes: Any) -> Catalog:
     made = NOW - timedelta(hours=1)
     catalog = Catalog(
-        made=made, expires=made + LIFE, images=images or (make_image(),), suites=(SUITE,), keyid=LAB.keyid
+        created=made, expires=made + LIFE, images=images or (make_image(),), suites=(SUITE,), keyid=LAB.keyid
     )
     return replace(catalog, **changes)

@@ -78,7 +78,7 @@ def join_site(tmp_path: Path, *more: CatalogImage) -> None:
 def join_catalog(tmp_path: Path, images: tuple[CatalogImage, ...]) -> None:
     """Joins a site with these images."""
     made = NOW - timedelta(hours=1)
-    catalog = make_catalog(images=images, made=made, expires=made + LIFE, suites=(SUITE,))
+    catalog = make_catalog(images=images, created=made, expires=made + LIFE, suites=(SUITE,))
     path = tmp_path / "catalog"
     path.write_bytes(sign_catalog(catalog, LAB))
     settings = tmp_path / "config/imagefactory"

@@ -34,7 +34,7 @@ def node(name: str = "tiny-8_0", **more: Any) -> SweepNode:
 def sweep(*nodes: SweepNode, **limits: Any) -> SweepSpec:
     return SweepSpec(
         id="20261122-060000-abcd",
-        made=MADE,
+        created=MADE,
         level="quick",
         site="generic",
         nodes=nodes,

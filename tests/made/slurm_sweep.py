@@ -31,10 +31,10 @@ def sweep_node(name: str = "tiny-sm80", address: str = "/shared/tiny.sif", **cha
 def sweep(*nodes: SweepNode, **limits: Any) -> SweepSpec:
     return SweepSpec(
         id="20261125-224924-2f45",
-        made=datetime(2026, 11, 25, tzinfo=UTC),
+        created=datetime(2026, 11, 25, tzinfo=UTC),
         level="quick",
         site="generic",
         nodes=nodes,
         limits=JobLimits(**limits),
-        pool="slurm",
+        scheduler="slurm",
     )

@@ -341,3 +341,25 @@ def test_the_reference_names_every_outcome_rule_and_check() -> None:
     suite = (ROOT / "docs/reference/suite.md").read_text(encoding="utf-8")
     parts = {*smoke.CHECKS, *gpu.PARTS, *gpu.PARTS["several"]} - {"several"}
     assert {part for part in parts if f"`{part}`" not in suite} == set()
+
+
+def test_the_site_is_accessible() -> None:
+    from docs.conf import ROOT as CONFIGURED_ROOT
+    from docs.conf import accessible, html_css_files, html_static_path
+
+    table = '<div class="table-wrapper docutils container"><th class="head"><p></p></th></div>'
+    page = (
+        f'<aside class="sidebar-drawer"></aside>{table}<pre>a</pre><aside class="toc-drawer no-toc"></aside>'
+    )
+    result = accessible(page)
+    assert re.findall(r"<(aside|div|pre) (aria-label|tabindex)=", result) == [
+        ("aside", "aria-label"),
+        ("div", "tabindex"),
+        ("pre", "tabindex"),
+        ("aside", "aria-label"),
+    ]
+    assert len(set(re.findall(r'aria-label="([^"]+)"', result))) == 2
+    assert "<th" not in result
+    assert accessible(result) == result
+    for name in html_css_files:
+        assert (CONFIGURED_ROOT / "docs" / html_static_path[0] / name).is_file()

@@ -136,7 +136,7 @@ def collect_sweeps(settings: Settings, wait: timedelta, steps: StepRunner) -> No
 def _is_open(directory: Path, steps: StepRunner) -> bool:
     """Return whether results of a sweep can still be signed. An unreadable sweep is reported and skipped."""
     try:
-        started = read_sweep(directory).made
+        started = read_sweep(directory).created
         read_status(directory, steps.dependencies.pools, queue=False)
     except ImagefactoryError as error:
         steps.fail(f"sweep {directory.name}", error)

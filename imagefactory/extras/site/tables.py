@@ -235,7 +235,7 @@ def read_sweep_results(directory: Path) -> tuple[SweepNodeState, ...]:
             outcome=node.result.outcome,
             reason=node.why or node.result.reason,
             sweep=sweep.id,
-            made=sweep.made,
+            made=sweep.created,
             images=frozenset({nodes[node.result.node].image.subject.manifest}),
         )
         for node in read_collected(directory)
@@ -243,16 +243,16 @@ def read_sweep_results(directory: Path) -> tuple[SweepNodeState, ...]:
     ]
     states += [
         SweepNodeState(
-            target=left_out.target,
-            capability=_capability(left_out.capability, directory),
+            target=skipped.target,
+            capability=_capability(skipped.capability, directory),
             outcome=Outcome.NO_MATCH,
-            reason=left_out.reason,
+            reason=skipped.reason,
             sweep=sweep.id,
-            made=sweep.made,
+            made=sweep.created,
             images=frozenset(),
         )
-        for left_out in sweep.left_out
-        if left_out.rule == NO_MATCH
+        for skipped in sweep.skipped
+        if skipped.rule == NO_MATCH
     ]
     return tuple(states)
 

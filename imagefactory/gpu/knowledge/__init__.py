@@ -4,8 +4,8 @@
     packages.py   pypi_cuda, companions, bounds,        wheels' CUDA, their companions,
                   conda_pypi, documented, releases,     what projects document, other indexes,
                   indexes, scanned, source_builds       scans of wheels, builds from source
-    toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX
-                  cuda_targets, ptx_isa
+    toolkits.py   cuda_drivers, gpu_drivers,            drivers, targets of toolkits, versions of PTX,
+                  cuda_targets, ptx_isa, compilers      packages that compile GPU code while they run
 
 Modules in the parent directory read the other tables; each has the name of its table.
 
@@ -44,6 +44,9 @@ from imagefactory.gpu.knowledge.gpus import (
 )
 from imagefactory.gpu.knowledge.gpus import (
     newest_rocm as newest_rocm,
+)
+from imagefactory.gpu.knowledge.gpus import (
+    only_host as only_host,
 )
 from imagefactory.gpu.knowledge.gpus import (
     processors as processors,
@@ -112,10 +115,13 @@ from imagefactory.gpu.knowledge.packages import (
     scanned as scanned,
 )
 from imagefactory.gpu.knowledge.packages import (
-    scanned_for_amd64 as scanned_for_amd64,
+    scanned_for as scanned_for,
 )
 from imagefactory.gpu.knowledge.packages import (
     scanned_wheels as scanned_wheels,
+)
+from imagefactory.gpu.knowledge.toolkits import (
+    compilers_of as compilers_of,
 )
 from imagefactory.gpu.knowledge.toolkits import (
     cuda_drivers as cuda_drivers,

@@ -127,6 +127,13 @@ def capabilities() -> tuple[Capability, ...]:
     return tuple(sorted({gpu.capability for gpu in gpus()}))
 
 
+@cache
+def only_host(capability: Capability) -> str:
+    """Return the architecture of the machines of all GPUs with a capability (`arm64`), empty if several."""
+    hosts = {gpu.host for gpu in gpus() if gpu.capability == capability}
+    return hosts.pop() if len(hosts) == 1 else ""
+
+
 def find_gpu(name: str) -> GpuModel:
     """Return the GPU with a name.
 

@@ -14,10 +14,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from imagefactory.gpu.builds import ROCM
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
-from imagefactory.gpu.knowledge.toolkits import targets_of
+from imagefactory.gpu.knowledge.toolkits import compilers_of, run_time_compilers
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
+from imagefactory.versions import natural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,7 @@ def known_names() -> frozenset[str]:
     """Return every name under which a table has releases or builds: aliases and distributions."""
     rows = [*read_table("releases")["release"], *read_table("documented")["build"]]
     names = {row["framework"] for row in rows} | {wheel.package for wheel in cuda_wheels()}
+    names |= {name for row in run_time_compilers() for name in row.names}
     return frozenset({*names, *aliases(), *families().values()})
 
 
@@ -212,6 +215,7 @@ def _has_release(name: str, version: str, cuda: str) -> bool:
         row.cuda for row in releases(name) if covers(row.version, version) or covers(version, row.version)
     }
     cudas |= {row.cuda for row in offered(name, version)}
+    cudas |= {known for _, some in compilers_of(name, version) for known in some}
     return any(not cuda or covers(cuda, row) or covers(row, cuda) for row in cudas)
 
 
@@ -240,8 +244,8 @@ class DocumentedSupport:
 
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
-    in the project's text, or None. `cudnn` is a partial or full version, often empty. `made_there` means that
-    CUDA compiles the code on the machine where it runs; then `codes` are the targets of that CUDA.
+    in the project's text, or None. `cudnn` is a partial or full version, often empty. `platform` is the
+    architecture of the build in OCI format.
     """
 
     framework: str
@@ -250,8 +254,8 @@ class DocumentedSupport:
     codes: tuple[GpuCode, ...]
     minimum: Capability | None
     cudnn: str
-    made_there: bool
     source: str
+    platform: str = "amd64"
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
@@ -269,8 +273,9 @@ class FrameworkRelease:
     """One CUDA version for which a framework version was released.
 
     `version` is a prefix of whole components. `pythons` are minor versions (`3.11`), empty if unknown.
-    `experimental` is the project's term for unstable builds. `any_minor` means that the build uses the CUDA
-    libraries of the machine, so other minor versions of that CUDA may work.
+    `cuda` is `rocm6.2` for a build for AMD GPUs. `experimental` is the project's term for unstable builds.
+    `any_minor` means that the build uses the CUDA libraries of the machine, so other minor versions of that
+    CUDA may work.
     """
 
     framework: str
@@ -291,19 +296,20 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
             framework=row["framework"],
             version=version,
             cuda=cuda,
-            codes=tuple(sorted(map(_code, row["codes"].split()))) if "codes" in row else targets_of(cuda),
+            codes=tuple(sorted(map(_code, row["codes"].split()))),
             minimum=parse_capability(row["minimum"]) if "minimum" in row else None,
             cudnn=row.get("cudnn", ""),
-            made_there="codes" not in row,
             source=row["source"],
+            platform=platform,
         )
         for row in read_table("documented")["build"]
         for version in row["versions"]
         for cuda in row["cuda"]
+        for platform in row.get("platforms", ("amd64",))
     )
 
 
-def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | None:
+def documented(framework: str, version: str, cuda: str, platform: str = "amd64") -> DocumentedSupport | None:
     """Return the documented GPU code of a framework build, None if there is no row.
 
     `framework` is the distribution (`torch`), `version` is `2.3` or `2.3.1`, `cuda` is `12.1`, or `12` if the
@@ -312,12 +318,12 @@ def documented(framework: str, version: str, cuda: str) -> DocumentedSupport | N
     rows = [
         row
         for row in all_documented()
-        if row.framework == framework
+        if (row.framework, row.platform) == (framework, platform)
         and covers(row.version, version)
         and (covers(row.cuda, cuda) or covers(cuda, row.cuda))
     ]
     return max(
-        rows, key=lambda row: (row.version.count("."), row.cuda.count("."), numbers(row.cuda)), default=None
+        rows, key=lambda row: (row.version.count("."), row.cuda.count("."), natural(row.cuda)), default=None
     )
 
 
@@ -340,14 +346,18 @@ def releases(framework: str) -> tuple[FrameworkRelease, ...]:
         )
         for row in read_table("releases")["release"]
         if row["framework"] == framework
-        for cuda in [*row["cuda"], *row.get("experimental", ())]
+        for cuda in [
+            *row["cuda"],
+            *row.get("experimental", ()),
+            *(f"{ROCM}{rocm}" for rocm in row.get("rocm", ())),
+        ]
     ]
-    return tuple(sorted(rows, key=lambda row: (numbers(row.version), numbers(row.cuda)), reverse=True))
+    return tuple(sorted(rows, key=lambda row: (numbers(row.version), natural(row.cuda)), reverse=True))
 
 
 def _code(word: str) -> GpuCode:
-    """Parse `80` as sm_80 and `90a` as sm_90a. `120+PTX` is written as `120 compute_120`."""
-    return parse_code(word if word.startswith("compute_") else f"sm_{word}")
+    """Parse `80` as sm_80, `90a` as sm_90a and `gfx90a`. `120+PTX` is written as `120 compute_120`."""
+    return parse_code(word if word.startswith(("compute_", "gfx")) else f"sm_{word}")
 
 
 def _pythons(text: str) -> tuple[str, ...]:
@@ -463,9 +473,10 @@ def scanned_wheels() -> tuple[WheelScan, ...]:
     return tuple(_wheel(row) for row in read_table("scanned").get("wheel", ()))
 
 
-def scanned_for_amd64() -> tuple[WheelScan, ...]:
-    """Return the scanned wheels that project pages document."""
-    return tuple(wheel for wheel in scanned_wheels() if not wheel.file.endswith("_aarch64.whl"))
+def scanned_for(platform: str) -> tuple[WheelScan, ...]:
+    """Return the scanned wheels for an architecture in OCI format."""
+    arm64 = platform == "arm64"
+    return tuple(wheel for wheel in scanned_wheels() if wheel.file.endswith("_aarch64.whl") is arm64)
 
 
 def parse_scanned(text: str) -> tuple[WheelScan, ...]:

@@ -265,6 +265,32 @@ class UvLocker:
         check_single_cuda(question.lock.target, wheels, pins.via)
         return wheels
 
+    def empty_lock(self, name: str, python: str, platform: str) -> Lock:
+        """Return a lock without packages, to solve for a Python on the newest Linux of a platform."""
+        machine = MACHINES[platform]
+        return Lock(
+            target=name,
+            content_hash="",
+            python=python,
+            platform=f"manylinux_2_{self._minor(machine, '2.99', name)}_{machine}",
+            solver=f"uv {self.require()}",
+            wheels=(),
+        )
+
+    def located(self, question: WheelRequest) -> dict[LockedWheel, str]:
+        """Return the wheels of a solution as declared, each with its URL. Raises LockError.
+
+        Unlike in a lock, packages may be built for several CUDA versions.
+        """
+        offers = self.offers(self.solve(question).lines, question.lock)
+        best = [best_offer(files, question.lock) for files in offers.values()]
+        located = {pair[0]: pair[1] for pair in best if pair}
+        with self._web(f"{question.lock.target}: cannot read the size of a wheel") as web:
+            return {
+                replace(wheel, size=offer.size or web.size(offer.url)): offer.url
+                for wheel, offer in located.items()
+            }
+
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Return the current URL of each locked wheel by file name. It may have the index's credentials.
 

@@ -410,10 +410,10 @@ def write_row(path: Path, value: object) -> None:
     replace_text(path, json.dumps(format_document(value, FORMAT), indent=1, sort_keys=True) + "\n")
 
 
-def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda value: value) -> Any:
+def read_row(path: Path, kind: Any) -> Any:
     """Return the value in a file, None if the file does not exist. Raises UsageError if it is invalid."""
     try:
-        return parse_document(upgraded(json.loads(path.read_bytes())), kind, FORMAT, str(path))
+        return parse_document(json.loads(path.read_bytes()), kind, FORMAT, str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -428,29 +428,15 @@ def read_row(path: Path, kind: Any, upgraded: Callable[[Any], Any] = lambda valu
 
 
 def read_jobs(directory: Path) -> SlurmSweepJobs:
-    """Return jobs.json, also of an older version. Raises UsageError."""
-
-    def upgraded(value: Any) -> Any:
-        try:
-            jobs = [{"first": "", "only": False, **job} for job in value["jobs"]]
-            for job in jobs:
-                slices = job.pop("mig", False)
-                job.setdefault("part", "mig" if slices is True else "")
-            return {"patterns": [], "at_once": 0, **value, "jobs": jobs}
-        except (KeyError, TypeError, AttributeError):
-            return value
-
-    jobs = read_row(directory / JOBS, SlurmSweepJobs, upgraded)
+    """Return jobs.json. Raises UsageError."""
+    jobs = read_row(directory / JOBS, SlurmSweepJobs)
     assert isinstance(jobs, SlurmSweepJobs)
     return jobs
 
 
 def read_options(directory: Path) -> tuple[str, ...]:
-    """Return the sbatch options of the settings at the creation of the sweep, none for an older version."""
-    try:
-        return tuple((directory / OPTIONS).read_text(encoding="ascii").splitlines())
-    except FileNotFoundError:
-        return ()
+    """Return the sbatch options of the settings at the creation of the sweep."""
+    return tuple((directory / OPTIONS).read_text(encoding="ascii").splitlines())
 
 
 def next_number(directory: Path) -> int:

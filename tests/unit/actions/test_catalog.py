@@ -207,7 +207,7 @@ def test_what_is_not_there_is_left_out_and_said(
     place = StoreRepository(store=RegistryClient(registry.host), repository="pytorch")
     made = build_catalog(factory, making, QuietProgress())
     assert made.catalog.images == ()
-    assert made.left_out == ((NAME, explain_no_candidate(factory, place)),)
+    assert made.skipped == ((NAME, explain_no_candidate(factory, place)),)
     with pytest.raises(NothingSelectedError, match=NAME) as caught:
         build_catalog(factory, replace(making, named=True), QuietProgress())
     assert caught.value.code == "catalog-image-missing"

@@ -56,7 +56,7 @@ def publish_second(tmp_path: Path, key: SigningKey = STRANGER) -> None:
     only = replace(common, target=ONLY, version="2.7.0", cuda="12.8", subject=subject, envelopes=of_it)
     only = replace(only, reference=REFERENCE)
     made = NOW - timedelta(hours=1)
-    catalog = make_catalog(common, only, made=made, expires=made + LIFE, suites=(SUITE,))
+    catalog = make_catalog(common, only, created=made, expires=made + LIFE, suites=(SUITE,))
     (tmp_path / "second.json").write_bytes(sign_catalog(catalog, key))
 
 

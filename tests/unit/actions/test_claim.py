@@ -71,7 +71,7 @@ CELL: ClaimedCell = ("sha256:" + "1" * 64, "8.0")
 
 
 def left(prepared: SweepDraft) -> dict[str, str]:
-    return {one.capability: one.rule for one in prepared.plan.left_out if one.rule != "no-match"}
+    return {one.capability: one.rule for one in prepared.plan.skipped if one.rule != "no-match"}
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_what_one_store_queued_another_leaves_out_until_the_claim_ends(first: Si
     prepared = second.prepares()
     assert (prepared.plan.cells, left(prepared)) == ((), CLAIMED)
     ends = f"{NOW + timedelta(hours=54, minutes=10):%Y-%m-%d %H:%M} UTC"
-    for one in prepared.plan.left_out:
+    for one in prepared.plan.skipped:
         if one.rule == "claimed":
             assert ("'lab'" in one.reason, ends in one.reason, sweep.id in one.reason) == (True,) * 3
     with pytest.raises(NothingSelectedError):
@@ -133,7 +133,7 @@ def test_a_claim_of_a_gpu_is_none_of_its_slices(first: Site, second: Site) -> No
         {"8.0": "claimed"},
     )
     second.makes(asked=asked)
-    found = [(one.rule, one.row) for one in first.prepares(asked=asked).plan.left_out]
+    found = [(one.rule, one.row) for one in first.prepares(asked=asked).plan.skipped]
     assert ("claimed", "8.0 1g.5gb") in found
     assert ("claimed", "8.0") not in found
 
@@ -258,7 +258,7 @@ def test_a_cell_that_is_claimed_while_images_are_built_is_left_out(first: Site, 
     claim_cells(first.factory, claiming(first, frozenset({(one.stage.image, "7.0")})), QuietProgress())
     made = make_sweep(second.factory, prepared, second.bench, QuietProgress())
     assert [node.name for node in made.sweep.nodes] == [A100]
-    assert [one.capability for one in made.sweep.left_out if one.rule == "claimed"] == ["7.0"]
+    assert [one.capability for one in made.sweep.skipped if one.rule == "claimed"] == ["7.0"]
 
 
 def test_nobody_looks_before_a_slow_put_is_over(first: Site) -> None:

@@ -88,7 +88,7 @@ class Center:
         return read_signing_key(folder / "lab.pem")
 
     def publish(self, made: datetime = NOW - DAY, key: SigningKey | None = None) -> bytes:
-        envelope = sign_catalog(make_catalog(made=made, expires=made + LIFE), key or self.key)
+        envelope = sign_catalog(make_catalog(created=made, expires=made + LIFE), key or self.key)
         publish_catalog(self.place, envelope, made)
         return envelope
 
@@ -242,7 +242,7 @@ def test_a_second_facilitator_need_not_sign_the_catalog(center: Center) -> None:
 
 def test_a_catalog_in_a_file(bare: Center) -> None:
     key, made = bare.key, NOW - DAY
-    envelope = sign_catalog(make_catalog(made=made, expires=made + LIFE), key)
+    envelope = sign_catalog(make_catalog(created=made, expires=made + LIFE), key)
     write_catalog(bare.machine / "catalog.json", envelope)
     bare.write(f'catalog = "{bare.machine}/catalog.json"')
     text = (bare.root / "imagefactory.toml").read_text().partition("\n")[2]  # without the registry
@@ -256,7 +256,7 @@ def test_mirrors(center: Center, fault: str) -> None:
     path = center.machine / "mirror.json"
     if fault == "older":
         made = NOW - 3 * DAY
-        envelope = sign_catalog(make_catalog(made=made, expires=made + LIFE), center.key)
+        envelope = sign_catalog(make_catalog(created=made, expires=made + LIFE), center.key)
         path.unlink()
         write_catalog(path, envelope)
     elif fault == "gone":

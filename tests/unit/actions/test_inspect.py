@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,23 +14,29 @@ import pytest
 
 from imagefactory import errors
 from imagefactory.actions import inspect
-from imagefactory.actions.inspect import wheel_platform
+from imagefactory.actions.inspect import InspectResult, predict_inspected, wheel_platform
+from imagefactory.errors import UnreachableError
 from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
-from imagefactory.gpu.capability import Capability, CodeKind, GpuCode
+from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.predict import predict_all
 from imagefactory.gpu.values import Compatibility, GpuLibrary, InstalledPackage, ModuleCount, ScanResult
-from imagefactory.model import LockedWheel
+from imagefactory.lock.pypi.index import IndexFile
+from imagefactory.lock.pypi.no_wheel import NoWheelError
+from imagefactory.lock.pypi.question import WheelRequest
+from imagefactory.model import Lock, LockedWheel
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.sif import SifOrigin, store_sif
 from imagefactory.progress import QuietProgress
 from imagefactory.scan.layers import LayerScan, format_scan
 from imagefactory.views.inspect import Inspection, format_inspection, library_versions
-from tests.made.command import Call
+from tests.made.command import Call, json_of
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.scanned import VERSION, sif, tar
-from tests.made.wheels import make_wheel
+from tests.made.service import Answer, Request, service
+from tests.made.values import make_lock
+from tests.made.wheels import locked, make_wheel
 
 ROOT = Path(__file__).parents[3]
 SITE = "opt/env/lib/python3.11/site-packages"
@@ -468,3 +475,202 @@ def test_files_of_one_name_are_told_apart() -> None:
         "b/lib/x.so",
     ]
     assert "b/lib/x.so: at 0x40: cut" in text
+
+
+# --- a package of the index ------------------------------------------------------------------------
+
+
+class FakeLocker:
+    """uv with a small index: files by name, and what it pins for any release."""
+
+    def __init__(self, files: Sequence[str], pinned: Mapping[Path, str]) -> None:
+        self.files, self.pinned, self.solved = files, dict(pinned), list[WheelRequest]()
+
+    def empty_lock(self, name: str, python: str, platform: str) -> Lock:
+        machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
+        return make_lock(wheels=(), target=name, python=python, platform=f"manylinux_2_39_{machine}")
+
+    def project(self, name: str, _: Lock) -> tuple[IndexFile, ...]:
+        files = [file for file in self.files if file.startswith(name)]
+        return tuple(IndexFile(filename=file, url="", sha256="") for file in files)
+
+    def reach(self) -> None:
+        if not self.files:
+            raise UnreachableError("index-unreachable", "it does not answer", hint="check the network")
+
+    def located(self, request: WheelRequest) -> dict[LockedWheel, str]:
+        self.solved.append(request)
+        return {locked(path): url for path, url in self.pinned.items()}
+
+
+Index = Callable[..., FakeLocker]
+
+
+@pytest.fixture
+def look_up(call: Call) -> Call:
+    assert isinstance(call, partial)
+    return partial(call.func, "compat")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    def make(*files: str, **libraries: bytes) -> FakeLocker:
+        """Pin a wheel for each of `libraries`, the first one of the requested package."""
+        monkeypatch.setattr(inspect, "_SMALL", 0)
+        monkeypatch.setattr(inspect, "LARGE", 0)
+        names = {name: {f"{name}/_C.so": data} if data else {} for name, data in libraries.items()}
+        wheels = [make_wheel(tmp_path, name, files) for name, files in names.items()]
+        locker = FakeLocker(files, {path: path.as_uri() for path in wheels})
+        monkeypatch.setattr(inspect, "uv_locker", lambda _: locker)
+        return locker
+
+    return make
+
+
+NEW, OLD = library(("sm_80", "sm_120")), library(("sm_80",))
+DEMO = "demo-1.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+BLACKWELL = ("demo==1.0", "--gpu", "RTX 5070 Ti")
+
+
+@pytest.mark.parametrize(
+    ("libraries", "answer", "code"),
+    [
+        ({"demo": NEW}, "yes", 0),
+        ({"demo": NEW, "other": NEW}, "yes", 0),
+        ({"demo": OLD, "other": NEW}, "no", errors.EXIT_CHECK),
+        ({"demo": NEW, "other": OLD}, "partly", errors.EXIT_CHECK),
+        ({"demo": b"", "other": OLD}, "no", errors.EXIT_CHECK),
+        ({"demo": b"", "other": b""}, "on the CPU", 0),
+        ({"demo": b"", "triton": b""}, "unknown", errors.EXIT_UNKNOWN),
+    ],
+)
+def test_the_worst_package_of_a_solution_decides(
+    look_up: Call, index: Index, libraries: dict[str, bytes], answer: str, code: int
+) -> None:
+    locker = index(DEMO, **libraries)
+    said = look_up(*BLACKWELL, "--json")
+    (row,) = json_of(said, "compat-scan-gpus")["gpus"]
+    assert (said.code, row["answer"]) == (code, answer)
+    assert len(row["packages"]) == sum(map(bool, libraries.values()))
+    assert look_up(*BLACKWELL).code == code
+    assert [request.requirements for request in locker.solved] == [("demo==1.0",)]  # then from the cache
+
+
+def test_all_gpus_are_listed_without_a_question_about_one(look_up: Call, index: Index) -> None:
+    index(DEMO, demo=NEW, other=OLD)
+    value = json_of(look_up("demo==1.0", "--json"), "compat-scan")
+    answers = {row["capability"]: row["answer"] for row in value["predictions"]}
+    assert (answers["8.0"], answers["12.0"], answers["9.0"]) == ("yes", "partly", "no")
+    index(DEMO, demo=b"")
+    assert json_of(look_up("demo==1", "--json"), "compat-scan")["cpu_only"]
+
+
+def test_offline_nothing_is_looked_up(look_up: Call, index: Index) -> None:
+    locker = index(DEMO, demo=NEW)
+    said = look_up(*BLACKWELL, "--offline")
+    assert (said.code, said.error_codes, locker.solved) == (errors.EXIT_UNKNOWN, ("lookup-offline",), [])
+    assert look_up(*BLACKWELL).code == 0
+    assert look_up(*BLACKWELL, "--offline").code == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "code"),
+    [
+        ((), "demo==1.0", "release-unknown"),  # the index does not answer
+        (("other-1.0.tar.gz",), "demo==1.0", "package-not-found"),
+        ((DEMO,), "demo==2.0", "release-not-found"),
+        (("demo-1.0.tar.gz",), "demo==1.0", "package-no-wheel"),
+        (("demo-1.0-cp312-cp312-win_amd64.whl",), "demo==1.0", "package-no-wheel"),
+        (("demo-1.0-cp312-cp312-manylinux_2_28_aarch64.whl",), "demo==1.0", "package-no-wheel"),
+    ],
+)
+def test_what_cannot_be_looked_up_says_why(
+    look_up: Call, index: Index, files: tuple[str, ...], name: str, code: str
+) -> None:
+    locker = index(*files, demo=NEW)
+    said = look_up(name, "--gpu", "V100")
+    unknown = code not in ("package-not-found", "release-not-found")
+    assert said.error_codes == (code,)
+    assert said.code == (errors.EXIT_UNKNOWN if unknown else errors.EXIT_NOTHING_SELECTED)
+    assert locker.solved == []
+
+
+def test_the_newest_python_with_a_wheel_is_solved_for(look_up: Call, index: Index) -> None:
+    files = [f"demo-1.0-cp3{minor}-cp3{minor}-manylinux_2_28_aarch64.whl" for minor in (10, 12, 11)]
+    locker = index(*files, demo=NEW)
+    assert look_up("demo==1", "--gpu", "GH200").code == errors.EXIT_CHECK  # no code for 9.0
+    (request,) = locker.solved
+    assert (request.lock.python, request.lock.platform) == ("3.12", "manylinux_2_39_aarch64")
+
+
+def test_a_package_without_a_wheel_is_left_out_of_the_answer_and_named(
+    look_up: Call, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locker = index(DEMO, demo=NEW)
+    solve = locker.located
+
+    def located(request: WheelRequest) -> dict[LockedWheel, str]:
+        if not request.exclude:
+            raise NoWheelError("no-usable-wheel", "no wheel", hint="", names=("sourced",), account="")
+        return solve(request)
+
+    monkeypatch.setattr(locker, "located", located)
+    value = json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")
+    assert "sourced" in value["source"]
+    assert [request.exclude for request in locker.solved] == [("sourced",)]
+
+
+def test_what_a_package_pins_may_make_its_gpu_code_at_run_time() -> None:
+    pins = {"demo": "1.0", "numba-cuda": "0.20.0", "nvidia-cuda-nvcc-cu12": "12.9.86"}
+    packages = tuple(InstalledPackage(name=name, version=version) for name, version in pins.items())
+    contents = ScanResult(source="demo==1.0", libraries=(), packages=packages)
+    inspected = InspectResult(contents=contents, how="", package="demo 1.0", compilers=("numba-cuda",))
+    answers = [predict_inspected(inspected, Capability(*pair))[0].answer for pair in ((8, 0), (3, 5))]
+    assert answers == [Compatibility.YES, Compatibility.NO]
+
+
+def test_kernels_for_hopper_alone_do_not_decide_about_other_gpus() -> None:
+    codes = {"flash_ops": ("sm_90a",), "sm100/common_ops": ("sm_80", "sm_90", "sm_120")}
+    libraries = tuple(
+        GpuLibrary(
+            path=f"sgl_kernel/{name}.abi3.so",
+            size=1,
+            modules=(ModuleCount(codes=tuple(map(parse_code, some)), count=9),),
+        )
+        for name, some in codes.items()
+    )
+    (prediction,) = [
+        row
+        for row in predict_all(ScanResult(source="", libraries=libraries))
+        if str(row.capability) == "12.0"
+    ]
+    assert prediction.answer is Compatibility.YES
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_wheel_is_scanned_from_a_server_and_only_its_scan_is_stored(
+    look_up: Call, index: Index, tmp_path: Path, ranges: bool
+) -> None:
+    locker = index(DEMO, demo=NEW)
+    (path,) = locker.pinned
+    data = path.read_bytes()
+
+    def answer(request: Request) -> Answer:
+        if not ranges or "Range" not in request.headers:
+            return 200, {}, data
+        first, last = (int(text) for text in request.headers["Range"].removeprefix("bytes=").split("-"))
+        return 206, {"Content-Range": f"bytes {first}-{last}/{len(data)}"}, data[first : last + 1]
+
+    with service(answer) as server:
+        locker.pinned = {path: f"http://{server.address}/{path.name}"}
+        assert look_up(*BLACKWELL).code == 0
+    assert look_up(*BLACKWELL).code == 0  # without the server
+    assert list((tmp_path / "cache").rglob("*.whl")) == []
+
+
+def test_a_failing_server_gives_no_answer(look_up: Call, index: Index) -> None:
+    locker = index(DEMO, demo=NEW)
+    (path,) = locker.pinned
+    with service(lambda _: (404, {}, b"")) as server:
+        locker.pinned = {path: f"http://{server.address}/{path.name}"}
+        assert look_up(*BLACKWELL).error_codes == ("download-failed",)

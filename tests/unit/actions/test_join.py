@@ -98,9 +98,9 @@ def site(
 
 def test_a_file_is_joined_once(site: Site) -> None:
     made = datetime.now(UTC) - timedelta(minutes=1)
-    catalog = make_catalog(made=made.replace(microsecond=0), expires=made.replace(microsecond=0) + LIFE)
+    catalog = make_catalog(created=made.replace(microsecond=0), expires=made.replace(microsecond=0) + LIFE)
     place = StoreRepository(store=RegistryClient(site.registry.host), repository="gpu/catalog")
-    publish_catalog(place, sign_catalog(catalog, LAB), catalog.made)
+    publish_catalog(place, sign_catalog(catalog, LAB), catalog.created)
     file = str(site.folder / "invitation.toml")
     said = site.invite()
     assert fingerprint(LAB.keyid) in said.out

@@ -103,7 +103,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     assert images(back.made.catalog) == {TARGET: (first, 1)}
     change = CatalogChange(target=TARGET, now=second, then=first, verdicts_now=1, verdicts_then=1)
     assert back.changes == (change,)
-    assert back.earlier.catalog.made == NOW - 3 * HOUR
+    assert back.earlier.catalog.created == NOW - 3 * HOUR
     said = json_of(
         bench.call("site", "publish", "--registry", bench.registry.host, "--rollback", "--json"),
         "site-publish",
@@ -113,7 +113,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
     assert said["rollback"]["changes"] == [row]
     assert [row["digest"] for row in said["images"]] == [first]
     current = current_of(bench, NOW + HOUR)
-    assert current.made >= NOW
+    assert current.created >= NOW
     assert images(current) == {TARGET: (first, 1)}
     (*_, act) = read_audit(bench.folder / "store")
     assert (act["action"], act["key"]) == ("rollback", current.keyid)
@@ -125,12 +125,12 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
 def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str], tmp_path: Path) -> None:
     """Whoever controls the registry can move the tag, and not sign."""
     kept = CachedCatalog(cache=tmp_path / "reader", where="the registry")
-    kept.write(b"", current_of(bench, NOW).made)
+    kept.write(b"", current_of(bench, NOW).created)
     with pytest.raises(StatementError):
-        kept.refuse_older(finds(bench, PREVIOUS).catalog.made)
+        kept.refuse_older(finds(bench, PREVIOUS).catalog.created)
     back, key = rolls_back(bench), publishing_key(bench.factory, NOW)
     publish(bench.factory, back.made.catalog, key, bench.registry.host)
-    kept.refuse_older(current_of(bench, NOW).made)
+    kept.refuse_older(current_of(bench, NOW).created)
     assert images(current_of(bench, NOW)) == {TARGET: (two[0], 1)}
 
 
@@ -151,7 +151,7 @@ def test_what_was_revoked_since_stays_revoked(bench: Bench, two: tuple[str, str]
     (image,) = back.made.catalog.images
     assert (image.subject.index, image.envelopes, len(image.revocations)) == (first, (), 1)
     assert [(row.capability, row.why) for row in image.revoked] == [("8.0", "wrong sums")]
-    assert [name for name, _ in back.made.left_out] == [TARGET]
+    assert [name for name, _ in back.made.skipped] == [TARGET]
 
 
 def test_a_dry_run_of_revoke_predicts_a_real_one(bench: Bench, two: tuple[str, str]) -> None:
@@ -229,8 +229,8 @@ def test_what_others_put_there_is_not_the_previous_one(bench: Bench, two: tuple[
     place = current_place(bench.factory, bench.registry.host)
     repository = bench.registry.find("catalog")
     current = repository.tags[CURRENT]
-    stranger = replace(oldest.catalog, made=NOW - 2.5 * HOUR, images=())
-    publish_catalog(place, sign_catalog(stranger, STRANGER), stranger.made)
+    stranger = replace(oldest.catalog, created=NOW - 2.5 * HOUR, images=())
+    publish_catalog(place, sign_catalog(stranger, STRANGER), stranger.created)
     publishes(bench, NOW - HOUR)  # the previous of this one is that of two hours ago
     repository.tags[f"{NOW:%Y%m%d}-{oldest.digest.removeprefix('sha256:')[:12]}"] = oldest.digest
     repository.tags[f"{NOW:%Y%m%d}-{'0' * 12}"] = oldest.digest

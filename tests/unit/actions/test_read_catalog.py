@@ -31,12 +31,12 @@ MADE = NOW - timedelta(days=3)
 
 
 def of(made: datetime) -> Catalog:
-    return make_catalog(made=made, expires=made + LIFE)
+    return make_catalog(created=made, expires=made + LIFE)
 
 
 def publish(registry: RegistryMadeHere, catalog: Catalog, key: SigningKey = LAB) -> None:
     place = StoreRepository(store=RegistryClient(registry.host), repository="gpu/catalog")
-    publish_catalog(place, sign_catalog(catalog, key), catalog.made)
+    publish_catalog(place, sign_catalog(catalog, key), catalog.created)
 
 
 @dataclass(frozen=True)

@@ -372,7 +372,7 @@ def test_a_second_sweep_leaves_out_what_the_first_has_proven(site: Site) -> None
     site.collects(first)
     second = site.makes().sweep
     assert [node.name for node in second.nodes] == [A100]
-    assert [(one.capability, one.rule) for one in second.left_out if one.rule == "verified"] == [
+    assert [(one.capability, one.rule) for one in second.skipped if one.rule == "verified"] == [
         ("7.0", "verified")
     ]
     assert len(find_sweeps(site.factory.settings)) == 2
@@ -493,7 +493,7 @@ def test_a_machine_without_room_for_the_job_gets_none(site: Site) -> None:
     site.pool.gpus = replace(site.pool.gpus, machines=(*small, *site.pool.gpus.machines[1:]))
     sweep = site.makes().sweep
     assert [node.name for node in sweep.nodes] == [A100]
-    (left,) = (one for one in sweep.left_out if one.capability == "7.0")
+    (left,) = (one for one in sweep.skipped if one.capability == "7.0")
     assert (left.rule, "of memory" in left.reason) == ("no-match", True)
 
 
@@ -517,7 +517,7 @@ def test_one_image_that_cannot_be_had_leaves_its_siblings_alone(site: Site) -> N
     )
     assert [node.name for node in made.sweep.nodes] == [V100, A100]
     assert [(name, type(error)) for name, error in made.faults] == [(other.name, BuildError)]
-    assert [one.rule for one in made.sweep.left_out if one.target == other.name] == ["failed"]
+    assert [one.rule for one in made.sweep.skipped if one.target == other.name] == ["failed"]
 
 
 def test_a_sif_is_verified_as_itself(site: Site) -> None:
@@ -791,7 +791,7 @@ def test_what_only_a_bad_machine_could_verify_waits_until_that_is_forgotten(
     (first / "faults").write_text("".join(lines))
     plan = site.prepares().plan
     assert plan.cells == ()
-    assert {(one.capability, one.rule) for one in plan.left_out if one.rule != "no-match"} == {
+    assert {(one.capability, one.rule) for one in plan.skipped if one.rule != "no-match"} == {
         ("7.0", "bad-machine"),
         ("8.0", "bad-machine"),
     }

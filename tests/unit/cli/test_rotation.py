@@ -222,7 +222,7 @@ def test_a_retired_key_gains_nothing_by_dating_back(site: Bench) -> None:
     assert here(site)["9.0"] == "key-retired"
     # A catalog of the past, in the place of the present one.
     made = (datetime.now(UTC) - 3 * MINUTE).replace(microsecond=0)
-    back = sign_catalog(replace(former, made=made, expires=made + LIFE), lab)
+    back = sign_catalog(replace(former, created=made, expires=made + LIFE), lab)
     publish_catalog(place_of(site, "catalog"), back, made)
     with pytest.raises(StatementError, match="key-retired"):
         seen(site, trust)

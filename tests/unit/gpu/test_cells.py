@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
-from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query, predict_other_processor
+from imagefactory.gpu.cells import (
+    CellEvidence,
+    answer_cell,
+    cell_query,
+    predict_other_processor,
+)
 from imagefactory.gpu.predict import predict
 from imagefactory.gpu.values import (
     Cell,
@@ -78,7 +83,7 @@ def test_a_framework_that_takes_the_machines_cuda_may_have_another_minor_version
     ("platform", "host", "answer"),
     [
         ("amd64", "arm64", Compatibility.NO), ("arm64", "amd64", Compatibility.NO), ("", "arm64",
-        Compatibility.UNKNOWN),
+        Compatibility.YES),
         ("amd64", "amd64", Compatibility.YES), ("amd64", "", Compatibility.YES), ("", "amd64",
         Compatibility.YES),
         ("", "", Compatibility.YES),
@@ -102,9 +107,55 @@ def test_the_question_of_a_target_names_its_processor() -> None:
 
 
 def test_what_pages_list_is_of_builds_for_amd64() -> None:
-    listed = asked("torch 2.9 12.8", "9.0")
+    listed = asked("tensorflow 2.18 12.5", "8.0")
     assert answer_cell(replace(listed, platform="amd64")).answer is Compatibility.YES
     assert answer_cell(replace(listed, platform="arm64")).claims == ()
+    (claim,) = answer_cell(replace(listed, host="arm64")).claims
+    assert (claim.answer, claim.rule) == (Compatibility.UNKNOWN, "architecture")
+    assert answer_cell(replace(listed, version="9.9", host="arm64")).claims == ()
+
+
+@pytest.mark.parametrize(
+    ("what", "capability", "host", "answer"),
+    [
+        ("torch 2.11.0 13.0", "11.0", "arm64", Compatibility.YES),  # Thor: a public report says that it works
+        ("torch 2.14 13.0", "11.0", "", Compatibility.YES),
+        ("torch 2.11 12.6", "11.0", "arm64", Compatibility.NO),
+        ("torch 2.11 13.0", "12.1", "", Compatibility.YES),
+        ("torch 2.9 13.0", "8.7", "", Compatibility.NO),
+        ("torch 2.9 12.6", "7.5", "arm64", Compatibility.NO),
+        ("torch 2.9 12.6", "7.5", "amd64", Compatibility.YES),
+        ("torch 2.5 12.4", "9.0", "arm64", Compatibility.YES),
+        ("torch 2.8 12.8", "10.0", "arm64", Compatibility.NO),
+        ("torch 2.8 12.9", "10.0", "arm64", Compatibility.YES),
+        ("jax 0.10.2 13", "11.0", "arm64", Compatibility.YES),
+        ("jax 0.5 12", "9.0", "arm64", Compatibility.YES),
+        ("bitsandbytes 0.49 13.0", "12.1", "arm64", Compatibility.YES),
+        ("bitsandbytes 0.48 13.0", "8.7", "arm64", Compatibility.NO),
+    ],
+)
+def test_a_release_is_answered_by_its_builds_for_the_processor_next_to_the_gpu(
+    what: str, capability: str, host: str, answer: Compatibility
+) -> None:
+    assert answer_cell(replace(asked(what, capability), host=host)).answer is answer
+
+
+@pytest.mark.parametrize(
+    ("what", "processor", "answer"),
+    [
+        ("torch 2.11.0 rocm7.2", "gfx90a", Compatibility.YES),
+        ("torch 2.5 rocm6.2", "gfx1101", Compatibility.NO),
+        ("torch 2.7 rocm6.3", "gfx1101", Compatibility.YES),
+        ("torch 2.14 rocm7.14", "gfx906", Compatibility.NO),
+        ("torch 2.14 rocm7.2", "gfx906", Compatibility.YES),
+        ("torch 2.9 rocm7.1", "gfx90a", Compatibility.NO),  # not built for that ROCm
+    ],
+)
+def test_builds_for_amd_are_documented_by_their_processors(
+    what: str, processor: str, answer: Compatibility
+) -> None:
+    claim = answer_cell(asked(what, processor)).claims[0]
+    assert (claim.answer, claim.driver) == (answer, "")
 
 
 def test_a_prediction_says_which_processor_must_stand_beside_the_gpu() -> None:
@@ -138,7 +189,8 @@ def test_a_driver_that_does_not_know_the_gpu_outweighs_all_else() -> None:
 
 def test_an_integrated_gpu_is_not_reached_from_its_neighbour() -> None:
     """Code for 8.6 runs on 8.9, yet not on 8.7, which is soldered beside an ARM processor."""
-    assert only_documented(asked("torch 2.3 12.1", "8.7")).rule == "not-documented"
+    question = replace(asked("torch 2.3 12.1", "8.7"), host="amd64")
+    assert only_documented(question).rule == "not-documented"
 
 
 @pytest.mark.parametrize(
@@ -166,10 +218,11 @@ def test_the_driver_of_a_documented_cell(driver: str, answer: Compatibility) -> 
 )
 def test_documented_ptx_needs_the_driver_of_its_cuda(what: str, driver: str) -> None:
     """Of CUDA 12 any may be meant, so only drivers before all of it are known to be too old."""
-    claim = only_documented(asked(what, "11.0"))
+    question = replace(asked(what, "11.0"), host="amd64")
+    claim = only_documented(question)
     assert (claim.answer, claim.driver) == (Compatibility.PTX, driver)
-    assert only_documented(asked(what, "11.0", "520")).rule == "driver-floor"
-    assert only_documented(asked(what, "11.0", "580")).answer is Compatibility.PTX
+    assert only_documented(replace(question, driver="520")).rule == "driver-floor"
+    assert only_documented(replace(question, driver="580")).answer is Compatibility.PTX
 
 
 def test_a_fault_of_a_patch_release_needs_a_whole_version() -> None:
@@ -213,6 +266,11 @@ def test_how_bad_a_known_fault_is(capability: str, packages: dict[str, str], ans
         ("jax 0.4.30 12", "9.0", "code"),
         ("jax 0.4.31 12", "10.0", "known-bad:xla-jax-before-blackwell"),  # documented alone
         ("jax 0.3.25 11", "12.0", "known-bad:xla-jax-before-blackwell"),  # nothing else is known of it
+        ("faiss-gpu 1.7.2 10", "8.6", "known-bad:faiss-cublas-before-ampere"),  # though its PTX would do
+        ("tensorflow 2.3.4 10.1", "8.6", "known-bad:tensorflow-before-ampere"),
+        ("tensorflow 2.3.4 10.1", "7.5", "documented"),
+        ("tensorflow 2.16.1 12.3", "7.0", "known-bad:tensorflow-2.16.1-cuda-wheels"),
+        ("tensorflow 2.16.2 12.3", "7.0", "code"),
     ],
 )
 def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: str) -> None:
@@ -223,25 +281,85 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
 
 
 @pytest.mark.parametrize(
-    ("what", "capability", "answer", "said"),
+    ("what", "capability", "answer", "driver"),
     [
-        ("cupy-cuda12x 13.6.0 12.6", "12.0", Compatibility.NO, "CUDA 12.6 makes none for 12.0"),
-        (
-            "cupy-cuda12x 13.6.0 12.8",
-            "12.0",
-            Compatibility.YES,
-            "CUDA 12.8 makes its code for 12.0 where it runs",
-        ),
-        ("cupy-cuda11x 13.6.0 11.7", "8.9", Compatibility.YES, "makes its code for 8.9"),  # sm_86 runs there
-        ("flashinfer-python 0.2.5 12.8", "7.0", Compatibility.NO, "documented for 7.5 and newer"),
+        ("cupy-cuda12x 13.6.0 12.6", "12.0", Compatibility.NO, ""),  # sm_90
+        ("cupy-cuda12x 13.6.0 12.8", "12.0", Compatibility.YES, "570"),
+        ("cupy-cuda12x 13.6.0 12.8", "12.1", Compatibility.YES, "570"),  # sm_120 runs there
+        ("cupy-cuda12x 13.6.0 12.8", "10.3", Compatibility.NO, ""),  # below its limit, and no target of NVRTC
+        ("cupy-cuda12x 13.3.0 12.8", "12.0", Compatibility.YES, "570"),  # "120" is below "90"
+        ("cupy-cuda12x 13.3.0 12.6", "12.0", Compatibility.NO, ""),
+        ("cupy-cuda12x 14 12", "12.1", Compatibility.YES, "570"),  # the newest NVRTC of CUDA 12
+        ("cupy-cuda12x 13.6.0 12.9", "11.0", Compatibility.NO, ""),  # sm_101 in CUDA 12
+        ("cupy-cuda13x 13.6.0 13.0", "11.0", Compatibility.YES, "580"),
+        ("cupy-cuda11x 13.6.0 11.7", "8.9", Compatibility.YES, "520"),  # sm_86 runs there
+        ("cupy-cuda11x 11.0.0 11.8", "8.9", Compatibility.NO, ""),  # sm_87 does not
+        ("cupy-cuda11x 11.0.0 11.8", "8.7", Compatibility.YES, "450"),
+        ("cupy-cuda11x 11.1.0 11.8", "8.9", Compatibility.YES, "520"),
+        ("cupy-cuda11x 11.1.0 11.8", "9.0", Compatibility.NO, ""),
+        ("cupy-cuda11x 11.3.0 11.8", "9.0", Compatibility.YES, "515"),
+        ("cupy 10.2.0 11.3", "8.9", Compatibility.YES, "520"),
+        ("cupy 8.6.0 11.0", "8.6", Compatibility.PTX, "455"),
+        ("cupy 6.0.0 9.2", "7.5", Compatibility.PTX, "396.26"),
+        ("cupy 2.3.0 8.0", "7.0", Compatibility.NO, ""),
+        ("cupy 2.3.0 8.0", "6.1", Compatibility.NO, ""),  # ptxas 8.0 has it, NVRTC 8.0 does not
+        ("cupy 4.0.0 8.0", "6.1", Compatibility.PTX, "375.26"),
+        ("numba 0.61 12.6", "7.0", Compatibility.PTX, "560.28.03"),
+        ("numba 0.61 12.9", "12.0", Compatibility.NO, ""),  # PTX for 9.0
+        ("numba 0.61 11.7", "8.9", Compatibility.PTX, "520"),
+        ("numba 0.61 12.6", "3.5", Compatibility.NO, ""),
+        ("numba-cuda 0.30 12.6", "12.0", Compatibility.NO, ""),
+        ("numba-cuda 0.30 12.8", "12.0", Compatibility.YES, "570"),
+        ("numba-cuda 0.5 12.8", "12.0", Compatibility.PTX, "570.26"),
+        ("numba-cuda 0.5 12.6", "12.0", Compatibility.NO, ""),
+        ("triton 3.5 12.8", "12.1", Compatibility.NO, ""),
+        ("triton 3.6 12.9", "12.1", Compatibility.YES, "570"),
+        ("triton 3.6 12.9", "11.0", Compatibility.NO, ""),  # no sm_110a
+        ("triton 3.6 12.9", "6.1", Compatibility.NO, ""),
+        ("triton 3.7 13.1", "11.0", Compatibility.YES, "580"),
+        ("triton 3.7 13.1", "7.0", Compatibility.YES, "525"),  # its other ptxas
+        ("triton 3.9 13.4", "10.7", Compatibility.YES, "580"),
+        ("warp-lang 1.8 12.8", "12.0", Compatibility.YES, "570"),
+        ("warp-lang 1.8 12.8", "12.1", Compatibility.PTX, "570.26"),
+        ("warp-lang 1.8 12.8", "5.0", Compatibility.NO, ""),
+        ("flashinfer-python 0.2.5 12.8", "7.0", Compatibility.NO, ""),
     ],
 )
-def test_what_makes_its_code_where_it_runs_goes_by_the_cuda_that_is_there(
-    what: str, capability: str, answer: Compatibility, said: str
+def test_what_makes_its_code_where_it_runs_goes_by_its_compiler(
+    what: str, capability: str, answer: Compatibility, driver: str
 ) -> None:
-    claim = only_documented(asked(what, capability))
-    assert claim.answer is answer
-    assert said in claim.reason
+    claim = next(
+        claim
+        for claim in answer_cell(asked(what, capability)).claims
+        if claim.rule in ("no-target", "documented")
+    )
+    assert (claim.answer, claim.driver) == (answer, driver)
+    assert (claim.rule == "no-target") == (answer is Compatibility.NO)
+
+
+def test_the_compiler_of_a_lock_counts() -> None:
+    """The CUDA of a target is 12; its lock names the NVRTC or NVVM, and numba-cuda in the place of numba."""
+    numba = replace(
+        asked("numba 0.68 12", "12.0"),
+        packages=(("numba", "0.68.1"), ("numba-cuda", "0.30.4"), ("nvidia-cuda-nvcc-cu12", "12.6.85")),
+    )
+    assert answer_cell(numba).answer is Compatibility.NO
+    newer = replace(numba, packages=(*numba.packages[:2], ("nvidia-cuda-nvcc-cu12", "12.8.93")))
+    assert answer_cell(newer).answer is Compatibility.YES
+    alone = replace(numba, packages=(numba.packages[0], numba.packages[2]))
+    assert answer_cell(replace(alone, capability=Capability(9, 0))).answer is Compatibility.PTX
+
+
+def test_a_scan_does_not_see_the_compiler() -> None:
+    """The wheel has code for 12.0, and the NVRTC that is asked for has no target."""
+    assert answer_cell(asked("cupy-cuda12x 14.2 12.6", "12.0")).claims[0].rule == "no-target"
+    assert answer_cell(asked("cupy-cuda12x 14.2 12.8", "12.0")).claims[0].basis is ClaimBasis.PREDICTED
+
+
+def test_machine_code_needs_no_driver_that_knows_its_ptx() -> None:
+    for what, warned in (("cupy-cuda12x 14.2 12.9", False), ("torch 2.9 12.8", True)):
+        question = asked(what, "9.0", "535")
+        assert ("run-time-ptx" in [claim.rule for claim in answer_cell(question).warnings]) == warned
 
 
 def test_what_no_table_knows_is_unknown() -> None:

@@ -41,6 +41,8 @@ from tests.made.errors import fails
         ("Tesla P100-PCIE-16GB", "P100", "6.0"),
         ("Tesla T4", "T4", "7.5"),
         ("Tesla M40 24GB", "M40", "5.2"),
+        ("Quadro M620", "Quadro M620", "5.0"),
+        ("Quadro M5000M", "Quadro M5000M", "5.2"),
         ("NVIDIA A100-SXM4-40GB", "A100", "8.0"),
         ("NVIDIA A100 80GB PCIe", "A100", "8.0"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", "8.0"),

@@ -12,9 +12,11 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.actions import scan_wheels
 from imagefactory.gpu import contradictions, knowledge
+from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned, source_build
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
+from imagefactory.gpu.knowledge.toolkits import run_time_compilers
 from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult
 from imagefactory.progress import QuietProgress
 from imagefactory.versions import natural
@@ -66,14 +68,50 @@ def test_what_no_row_says_is_not_documented(framework: str, version: str, cuda: 
 
 def test_documented_code_is_what_that_toolkit_can_compile() -> None:
     for row in knowledge.all_documented():
+        if rocm_of(row.cuda):
+            assert {code.kind for code in row.codes} == {CodeKind.AMD}, row
+            assert {code.processor for code in row.codes} <= knowledge.all_processors(), row
+            continue
         targets = {(one.architecture, one.suffix) for one in knowledge.targets_of(row.cuda)}
         assert targets, row
         assert {(code.architecture, code.suffix) for code in row.codes} <= targets, row
 
 
+def test_what_a_package_compiles_for_is_what_its_compiler_can() -> None:
+    plain = {
+        cuda: {code.architecture for code in codes if not code.suffix}
+        for cuda, codes in knowledge.cuda_targets().items()
+    }
+    for row in run_time_compilers():
+        assert set(row.cuda) <= set(plain), row
+        for cuda, targets in row.bundled:
+            assert set(targets) <= plain[cuda], row
+        assert [numbers(first) for first, _ in row.limits] == sorted(
+            numbers(first) for first, _ in row.limits
+        )
+
+
+@pytest.mark.parametrize("name", ["cupy", "cupy-cuda12x", "numba", "numba-cuda", "triton", "warp-lang"])
+def test_no_two_rows_are_about_one_compiler_of_a_package(name: str) -> None:
+    for version in (f"{major}.{minor}" for major in range(16) for minor in range(70)):
+        cudas = [cuda for _, some in knowledge.compilers_of(name, version) for cuda in some]
+        assert len(cudas) == len(set(cudas)), version
+    assert knowledge.compilers_of(name, "not-a-version") == ()
+
+
 def test_no_two_rows_document_the_same_build() -> None:
-    keys = [(row.framework, row.version, row.cuda) for row in knowledge.all_documented()]
+    keys = [(row.framework, row.version, row.cuda, row.platform) for row in knowledge.all_documented()]
     assert len(keys) == len(set(keys))
+
+
+def test_every_build_for_amd_is_documented() -> None:
+    released = {(row.version, row.cuda) for row in knowledge.releases("torch") if rocm_of(row.cuda)}
+    listed = {
+        (row.version, row.cuda)
+        for row in knowledge.all_documented()
+        if row.framework == "torch" and rocm_of(row.cuda)
+    }
+    assert released == listed
 
 
 def test_releases_come_newest_first() -> None:

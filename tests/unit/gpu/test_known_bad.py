@@ -43,12 +43,20 @@ from tests.made.contents import contents
         ("triton-before-consumer-blackwell", {"triton": "3.2.0"}, "12.0", "9.0"),
         ("triton-ptxas-12.8", {"triton": "3.5.1"}, "10.3 12.1", "10.0 12.0"),
         ("triton-ptxas-12.8", {"triton": "3.6.0"}, "", "12.1"),
+        ("triton-ptxas-13.0", {"triton": "3.6.0"}, "11.0", "10.0 12.0"),
+        ("triton-ptxas-13.0", {"triton": "3.7.0"}, "", "11.0"),
+        ("triton-ptxas-13.4", {"triton": "3.8.0"}, "10.7", "10.0 10.3 11.0"),
+        ("triton-ptxas-13.4", {"triton": "3.9.0"}, "", "10.7"),
         ("conv3d-bfloat16", {"torch": "2.8.0", "cudnn": "9.10.2.21"}, "9.0", ""),
         ("conv3d-bfloat16", {"torch": "2.7.1", "cudnn": "9.5.1.17"}, "", "9.0"),
         ("conv3d-bfloat16-memory", {"torch": "2.9.1+cu128", "cudnn": "9.10.2.21"}, "8.0", ""),
         ("conv3d-bfloat16-memory", {"torch": "2.9.1", "cudnn": "9.21.0.82"}, "", "8.0"),
         ("tensorflow-before-ampere", {"tensorflow": "2.3.0"}, "8.0 8.6 9.0", "7.5"),
         ("tensorflow-before-ampere", {"tensorflow": "2.4.0"}, "", "8.6"),
+        ("cuda-10-before-ampere", {"cudatoolkit": "10.1.243", "tensorflow": "2.4.1"}, "8.0 8.6", "7.5"),
+        ("cuda-10-before-ampere", {"cudatoolkit": "11.0.3"}, "", "8.6"),
+        ("faiss-cublas-before-ampere", {"faiss": "1.7.2"}, "8.0 8.9", "7.5"),
+        ("tensorflow-2.16.1-cuda-wheels", {"tensorflow": "2.16.1"}, "5.0 9.0", ""),
         ("xformers-hopper-attention", {"xformers": "0.0.30"}, "10.0 12.0", "9.0 8.0"),
         ("xformers-hopper-attention", {"xformers": "0.0.28.post3"}, "", "12.0"),
         ("xformers-cutlass-before-blackwell", {"xformers": "0.0.33.post2"}, "10.0 12.0", "9.0"),
@@ -70,6 +78,8 @@ def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) ->
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "9.0", "535 535.183.01 525.60.13", "550.54.14 570"),
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "8.0", "", "535"),
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.5"}, "9.0", "", "535"),
+        ("warp-driver-580", {"warp": "1.7.1"}, "12.0", "580.65.06 595", "575.51.03 570"),
+        ("warp-driver-580", {"warp": "1.8.1"}, "12.0", "", "580.65.06"),
     ],
 )
 def test_rules_of_some_drivers_alone(
@@ -88,7 +98,10 @@ def test_every_rule_was_tried_here() -> None:
     marks = [*test_rules.pytestmark, *test_rules_of_some_drivers_alone.pytestmark]  # type: ignore[attr-defined]
     tried = {mark.args[1][i][0] for mark in marks for i in range(len(mark.args[1]))}
     assert tried == {rule.id for rule in rules()}
-    assert {rule.id for rule in rules() if rule.drivers} == {"nccl-nvswitch-before-12.3"}
+    assert {rule.id for rule in rules() if rule.drivers} == {
+        "nccl-nvswitch-before-12.3",
+        "warp-driver-580",
+    }
 
 
 def test_the_table_is_sound() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagefactory.gpu import knowledge
 from imagefactory.gpu.amd import (
     amd_capabilities,
     amd_runs,
@@ -39,7 +40,14 @@ from imagefactory.gpu.predict import (
     usual_codes,
     with_driver,
 )
-from imagefactory.gpu.values import Compatibility, ModuleCount, Prediction, ScanResult, SupportLevel
+from imagefactory.gpu.values import (
+    Compatibility,
+    InstalledPackage,
+    ModuleCount,
+    Prediction,
+    ScanResult,
+    SupportLevel,
+)
 from imagefactory.verify.gpu_run import predict_coverage
 from tests.made.contents import (
     contents,
@@ -246,7 +254,7 @@ def test_usual_codes_leave_out_what_few_modules_have() -> None:
 
 
 def test_versions_of_drivers() -> None:
-    assert parse_driver("535.54.03") == (535, 54, 3)
+    assert parse_driver("535.54.03") == parse_driver("535.54.03-open") == (535, 54, 3)
     for text in ("", "535.", "R535", "535.54.03.1", "٣", "535.-1"):
         with pytest.raises(ValueError, match="write 535"):
             parse_driver(text)
@@ -258,8 +266,10 @@ def test_versions_of_drivers() -> None:
         (" 535 ", "535"),
         ("R535", "535"),
         ("535-server", "535"),
-        ("570.124.06-open", "570.124.06"),
-        ("nvidia-driver-550-server-open", "550"),
+        ("570.124.06-open", "570.124.06-open"),
+        ("nvidia-driver-550-server-open", "550-open"),
+        ("535-ubuntu", "535"),
+        ("580.178.04-server", "580.178.04"),
         ("550.54.15-0ubuntu1~22.04", "550.54.15"),
         ("570.26", "570.26"),
         ("418.67", "418.67"),
@@ -294,6 +304,10 @@ def test_what_is_no_driver_for_linux_is_told_apart(written: str, why: str) -> No
         ("7.0", "580.95.05", ""),
         ("6.1", "595", "580 was the last"),
         ("7.5", "610.43.02", ""),
+        ("7.0", "580.178.04-open", "open kernel modules"),
+        ("6.1", "535-open", "open kernel modules"),
+        ("7.5", "580.178.04-open", ""),
+        ("12.0", "565-open", "begin at 570"),
         ("3.7", "495.29.05", "470 was the last"),
         ("3.7", "470.256.02", ""),
         ("10.0", "550.54.14", "begin at 570"),
@@ -381,38 +395,52 @@ def test_torch_2_3() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "capability", "answer", "reason"),
+    ("packages", "capability", "answer", "driver"),
     [
-        ("-cu12==12.6.77", (9, 0), Compatibility.YES, "NVVM of CUDA 12.6 makes code for sm_90 where it runs"),
-        ("-cu12==12.6.77", (12, 0), Compatibility.NO, "NVVM of CUDA 12.6 makes no code for 12.0"),
-        ("==13.1.80", (7, 0), Compatibility.NO, "NVVM of CUDA 13.1 makes no code for 7.0"),
-        (
-            "-of-others==1",
-            (9, 0),
-            Compatibility.UNKNOWN,
-            "numba makes its code where it runs, and its CUDA is not known",
-        ),
-        (
-            "==99.1",
-            (9, 0),
-            Compatibility.UNKNOWN,
-            "numba makes its code where it runs, and CUDA 99.1 is not known",
-        ),
+        ("numba-cuda==0.30.4 nvidia-cuda-runtime-cu12==12.6.77", (9, 0), Compatibility.YES, "525"),
+        ("numba-cuda==0.30.4 nvidia-cuda-runtime-cu12==12.6.77", (12, 0), Compatibility.NO, ""),
+        ("numba-cuda==0.30.4 nvidia-cuda-nvcc-cu12==12.8.93", (12, 0), Compatibility.YES, "525"),
+        ("numba-cuda==0.30.4 nvidia-cuda-runtime==13.1.80", (7, 0), Compatibility.NO, ""),
+        ("nvidia-cuda-runtime-cu12==12.6.77", (9, 0), Compatibility.PTX, "560.28.03"),  # numba's own target
+        ("numba-cuda==0.30.4 nvidia-cuda-runtime-of-others==1", (9, 0), Compatibility.UNKNOWN, ""),
+        ("numba-cuda==0.30.4 nvidia-cuda-runtime==99.1", (9, 0), Compatibility.UNKNOWN, ""),
     ],
 )
 def test_what_makes_all_its_code_where_it_runs(
-    runtime: str, capability: tuple[int, int], answer: Compatibility, reason: str
+    packages: str, capability: tuple[int, int], answer: Compatibility, driver: str
 ) -> None:
-    made = contents(packages=["numba==0.68.1", f"nvidia-cuda-runtime{runtime}"])
+    made = contents(packages=["numba==0.68.1", *packages.split()])
     found = predict(made, Capability(*capability))
-    assert (found.answer, found.reason) == (answer, reason)
+    assert (found.answer, found.driver) == (answer, driver)
     # The suite then expects machine code, and no PTX.
     coverage = predict_coverage(made)[str(Capability(*capability))]
     assert (coverage.native, coverage.ptx, coverage.runs) == (
         answer is Compatibility.YES,
         False,
-        answer is Compatibility.YES,
+        answer in (Compatibility.YES, Compatibility.PTX),
     )
+
+
+@pytest.mark.parametrize(
+    ("nvrtc", "capability", "answer", "driver"),
+    [
+        ("12.9.86", "12.0", Compatibility.YES, "570"),
+        ("12.6.85", "12.0", Compatibility.NO, ""),  # cub.so has code for it, and NVRTC no target
+        ("12.9.86", "11.0", Compatibility.NO, ""),  # sm_101 in CUDA 12
+        ("12.9.86", "9.0", Compatibility.YES, "525"),
+    ],
+)
+def test_cupy_needs_code_of_its_own_and_a_target_of_nvrtc(
+    nvrtc: str, capability: str, answer: Compatibility, driver: str
+) -> None:
+    """Its reductions and sorts are in the wheel, NVRTC compiles all else."""
+    wheel = next(row for row in knowledge.scanned_wheels() if row.package == "cupy-cuda12x")
+    nvrtc_wheel = InstalledPackage(name="nvidia-cuda-nvrtc-cu12", version=nvrtc)
+    place = replace(wheel.contents, packages=(*wheel.contents.packages, nvrtc_wheel))
+    found = predict(place, parse_capability(capability), "570")
+    assert (found.answer, found.driver) == (answer, driver)
+    assert "NVRTC" in found.reason
+    assert found.warnings == ()  # it writes machine code, so the driver need not support CUDA 12.9
 
 
 def test_the_turing_hole() -> None:
@@ -480,7 +508,6 @@ def test_what_a_project_says_of_a_capability() -> None:
         codes=(parse_code("sm_70"), parse_code("compute_90")),
         minimum=Capability(7, 0),
         cudnn="",
-        made_there=False,
         source="documented: nowhere",
     )
     said = {str(one): documented_answer(row, one) for one in EVERY}

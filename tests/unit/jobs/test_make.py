@@ -410,7 +410,7 @@ def call(
     )
     catalog = make_catalog(
         image, replace(image, target="pytorch-2.4-cu124", envelopes=(), predicted=image.predicted[:1]),
-        made=now - hour, expires=now - hour + LIFE, suites=(SUITE,),
+        created=now - hour, expires=now - hour + LIFE, suites=(SUITE,),
     )  # fmt: skip
     path = tmp_path / "catalog"
     path.write_bytes(sign_catalog(catalog, LAB))

@@ -19,7 +19,7 @@ from imagefactory import errors
 from imagefactory.errors import RecipeError
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
-from imagefactory.gpu.knowledge import capabilities
+from imagefactory.gpu.knowledge import capabilities, only_host
 from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility
 from imagefactory.matrix.plan import (
     GPU_NOT_LISTED,
@@ -561,11 +561,15 @@ def runs_on(capability: Capability, targets: str) -> bool:
     return False
 
 
+DISCRETE = tuple(capability for capability in capabilities() if not only_host(capability))
+"""Those of GPUs next to an amd64 processor, for which these tables are."""
+
+
 def test_pytorchs_tables_are_accepted_or_pruned_row_by_row() -> None:
     table = read_table("pytorch_releases.csv")
     judged = judged_space("pytorch", [(row["torch"], row["cuda"]) for row in table])
     for row in table:
-        for capability in capabilities():
+        for capability in DISCRETE:
             one = judged[row["torch"], row["cuda"], str(capability)]
             assert_explained(one)
             claim, where = one.ruling.claim, f"torch {row['torch']} CUDA {row['cuda']} on {capability}"
@@ -585,15 +589,18 @@ def test_cogs_tensorflow_table_is_accepted_or_pruned_row_by_row() -> None:
     table = read_table("cog_tensorflow.csv")
     judged = judged_space("tensorflow", [(row["tf"], row["cuda"]) for row in table])
     for row in table:
-        for capability in capabilities():
+        for capability in DISCRETE:
             one = judged[row["tf"], row["cuda"], str(capability)]
             assert_explained(one)
             claim = one.ruling.claim
             assert claim is None or claim.rule != "cuda-not-offered", (row, capability)
         # A data-center GPU that every one of these was made for.
-        assert not judged[row["tf"], row["cuda"], "7.0"].ruling.skipped, row
+        known_bad = row["tf"] == "2.16.1"  # it does not find its CUDA wheels
+        assert judged[row["tf"], row["cuda"], "7.0"].ruling.skipped is known_bad, row
     wrong = [(row["tf"], "12.1" if row["cuda"].startswith("11.") else "11.2") for row in table]
-    for (version, cuda, _), one in judged_space("tensorflow", wrong).items():
+    for (version, cuda, capability), one in judged_space("tensorflow", wrong).items():
+        if parse_capability(capability) not in DISCRETE:
+            continue
         assert_explained(one)
         assert one.ruling.skipped, (version, cuda)
         rules = {claim.rule for claim in answer_cell(question_of(one), CellEvidence()).claims}

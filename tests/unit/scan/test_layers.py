@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import shutil
 import struct
 import tarfile
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.gpu.values import InstalledPackage, ScanResult
+from imagefactory.http import HttpSession, RetryPolicy
+from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.oci import inflate as inflate_module
 from imagefactory.oci import tar_stream
 from imagefactory.oci.inflate import GZIP, CorruptDataError, inflate
@@ -28,8 +31,15 @@ from imagefactory.oci.sif import is_sif, read_partition
 from imagefactory.progress import QuietProgress
 from imagefactory.scan import files, layers, zip
 from imagefactory.scan import layers as records
-from imagefactory.scan.files import scan_directory, scan_path, scan_wheel
-from imagefactory.scan.findings import parse_facts, read_name
+from imagefactory.scan.files import (
+    NoRangesError,
+    open_remote_wheel,
+    scan_directory,
+    scan_path,
+    scan_run,
+    scan_wheel,
+)
+from imagefactory.scan.findings import format_contents, parse_facts, read_name
 from imagefactory.scan.layers import (
     LayerScan,
     ScanCache,
@@ -45,7 +55,8 @@ from tests.made.errors import fails
 from tests.made.gpu_code import library
 from tests.made.layout import add_image
 from tests.made.scanned import VERSION, Entry, sif, tar
-from tests.made.wheels import add_nested, make_wheel
+from tests.made.service import Answer, Request, service
+from tests.made.wheels import add_nested, add_packed, make_wheel
 
 TORCH = library(("sm_70", "sm_80", "compute_90/8.0"), ("sm_70", "sm_80", "compute_90/8.0"), ("sm_80",))
 
@@ -821,3 +832,81 @@ def test_a_sif_needs_unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         pass
     assert list((tmp_path / "s").iterdir()) == []
+
+
+def ranges(data: bytes, *, cut: int = 0) -> Callable[[Request], Answer]:
+    """A server of one file that sends ranges. The first `cut` responses with members end early."""
+    rest = [cut]
+
+    def answer(request: Request) -> Answer:
+        first, last = (int(text) for text in request.headers["Range"].removeprefix("bytes=").split("-"))
+        part = data[first : last + 1]
+        if first == 0 and rest[0]:
+            rest[0] -= 1
+            return 503, {"Retry-After": "0"}, b""
+        return 206, {"Content-Range": f"bytes {first}-{last}/{len(data)}"}, part
+
+    return answer
+
+
+def streamed(path: Path, answer: Callable[[Request], Answer], *, every: bool = True) -> ScanResult:
+    index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
+    with service(answer) as server, HttpSession(index, retry_policy=RetryPolicy(first_wait=0)) as web:
+        size, url = path.stat().st_size, f"http://{server.address}/{path.name}"
+        wheel = open_remote_wheel(web, url, path.name, size, every=every)
+        with QuietProgress().task("") as task:
+            findings = [row for run in wheel.runs for row in scan_run(web, wheel, run, task)]
+        return format_contents(path.name, [*wheel.named, *findings])
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_wheel_on_a_server_is_scanned_by_parts_of_it(tmp_path: Path, cut: int) -> None:
+    path = torch_wheel(tmp_path)
+    assert streamed(path, ranges(path.read_bytes(), cut=cut)) == scan_wheel(path, QuietProgress())
+
+
+def test_large_members_without_gpu_code_are_not_read(tmp_path: Path) -> None:
+    noise = random.Random(0).randbytes(3 << 20)
+    files = {"demo/notes.txt": noise, "demo/data": noise, "demo/_C.so": library(("sm_80",)) + noise[:999]}
+    path, sizes = make_wheel(tmp_path, "demo", files), list[int]()
+    serve = ranges(path.read_bytes())
+
+    def answer(request: Request) -> Answer:
+        sizes.append(len(serve(request)[2]))
+        return serve(request)
+
+    with service(answer) as server:
+        index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
+        url = f"http://{server.address}/{path.name}"
+        with HttpSession(index) as web, QuietProgress().task("") as task:
+            wheel = open_remote_wheel(web, url, path.name, path.stat().st_size, every=True)
+            (run,) = wheel.runs
+            starts = [member.info.filename for member in run]
+            assert [row.path for row in scan_run(web, wheel, run, task)] == ["demo/_C.so"]
+    assert starts[:2] == ["demo/data", "demo/_C.so"]  # no text
+    assert len(sizes) == 3  # the list, the beginning of the data, the library
+
+
+def test_libraries_of_cuda_that_a_package_pins_are_named_without_reading_them(tmp_path: Path) -> None:
+    files = {"nvidia/cublas/lib/libcublas.so.12": library(("sm_80",)), "demo/_C.so": library(("sm_80",))}
+    path = make_wheel(tmp_path, "demo", files)
+    contents = streamed(path, ranges(path.read_bytes()), every=False)
+    assert [row.path for row in contents.libraries] == ["demo/_C.so"]
+    assert contents.toolkit == ("libcublas.so.12",)
+
+
+def test_a_server_without_ranges_is_recognized(tmp_path: Path) -> None:
+    path = torch_wheel(tmp_path)
+    with pytest.raises(NoRangesError):
+        streamed(path, lambda _: (200, {}, path.read_bytes()))
+
+
+@pytest.mark.parametrize("harm", [add_nested, lambda path: add_packed(path, "x.so", b"no", bytes(99))])
+def test_a_hostile_wheel_on_a_server_is_rejected(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    path = torch_wheel(tmp_path)
+    harm(path)
+    with fails("scan-archive-invalid"):
+        streamed(path, ranges(path.read_bytes()))
+    path.write_bytes(bytes(9999))
+    with fails("scan-archive-invalid"):
+        streamed(path, ranges(path.read_bytes()))

@@ -51,7 +51,7 @@ def queued(made: SweepPlan) -> list[tuple[str, str, str]]:
 
 
 def left(made: SweepPlan) -> list[tuple[str, str]]:
-    return [(one.capability, one.rule) for one in made.left_out]
+    return [(one.capability, one.rule) for one in made.skipped]
 
 
 def verdict(capability: str = "8.0", driver: str = "550.54.15", **changes: Any) -> VerificationResult:
@@ -66,7 +66,7 @@ def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
     cpu = replace(STAGE, target=replace(TARGET, name="jax-0.10.2-cpu", cuda="none", capabilities=()))
     made = plan(STAGE, cpu)
     assert {name for name, _, _ in queued(made)} == {TARGET.name}
-    assert [(one.target, one.rule) for one in made.left_out] == [("jax-0.10.2-cpu", "no-gpu")]
+    assert [(one.target, one.rule) for one in made.skipped] == [("jax-0.10.2-cpu", "no-gpu")]
     with fails("rule-not-allowed", message="no-gpu"):
         check_allowed(["no-gpu"])
 
@@ -75,9 +75,9 @@ def test_an_image_for_amd_is_left_out_of_a_sweep() -> None:
     amd = replace(
         STAGE, target=replace(TARGET, name="jax-0.10.2-rocm7", cuda="rocm7", capabilities=("gfx90a",))
     )
-    (left_out,) = plan(STAGE, amd).left_out
-    assert (left_out.target, left_out.rule) == ("jax-0.10.2-rocm7", "no-gpu")
-    assert "pools do not report their processor" in left_out.reason
+    (skipped,) = plan(STAGE, amd).skipped
+    assert (skipped.target, skipped.rule) == ("jax-0.10.2-rocm7", "no-gpu")
+    assert "pools do not report their processor" in skipped.reason
 
 
 # --- what is queued --------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_gpus_beside_another_processor_are_no_place_for_an_image() -> None:
     grace = pool_gpu("9.0", name="NVIDIA GH200 480GB", host="arm64")
     made = plan(gpus=inventory(grace), answer=answer_cell)
     assert (queued(made), left(made)[0]) == ([], ("9.0", "architecture"))
-    assert "built for amd64, but the processor next to that GPU is arm64" in made.left_out[0].reason
+    assert "built for amd64, but the processor next to that GPU is arm64" in made.skipped[0].reason
     both = plan(gpus=inventory(grace, pool_gpu("9.0", host="amd64")), answer=answer_cell)
     assert [cell.gpus for cell in both.cells] == [1]
 
@@ -121,7 +121,7 @@ def test_a_driver_too_old_for_the_image_matches_nothing() -> None:
     old = pool_gpu("7.0", driver="", cuda="11.4")
     made = plan(gpus=inventory(old))
     assert left(made) == [("7.0", "no-match"), ("8.0", "no-match")]
-    assert "CUDA 11.4 at most, the image needs 12.0" in made.left_out[0].reason
+    assert "CUDA 11.4 at most, the image needs 12.0" in made.skipped[0].reason
     both = plan(gpus=inventory(old, pool_gpu("7.0", cuda="12.2")))
     assert [(cell.cuda, cell.gpus) for cell in both.cells] == [("12.2", 1)]
 
@@ -133,7 +133,7 @@ def test_of_gpus_that_tell_no_driver_none_is_asked() -> None:
 
 def test_slices_of_gpus_are_another_class() -> None:
     gpus = inventory(pool_gpu("8.0", mig=True))
-    assert [(one.row, one.rule) for one in plan(gpus=gpus).left_out] == [
+    assert [(one.row, one.rule) for one in plan(gpus=gpus).skipped] == [
         ("8.0 mig", "mig"),
         ("7.0", "no-match"),
         ("8.0", "no-match"),
@@ -155,14 +155,14 @@ def test_each_profile_of_slices_is_a_row_and_proves_nothing_of_another() -> None
         stage = replace(STAGE, verdicts=(replace(good, verdict=replace(good.verdict, report=report)),))
         made = plan(stage, gpus=gpus, mig=True)
         assert [cell.row for cell in made.cells] == [row for row in rows if row != proven]
-        assert [one.row for one in made.left_out if one.rule == "verified"] == [proven]
+        assert [one.row for one in made.skipped if one.rule == "verified"] == [proven]
 
 
 def test_cells_whose_machines_are_avoided_are_left_out_with_their_names() -> None:
     made = plan(machines=("!gpu1",))
     assert queued(made) == [(TARGET.name, "7.0", "12.0")]
     assert left(made) == [("8.0", "avoided")]
-    assert "gpu1.pool.test" in made.left_out[0].reason
+    assert "gpu1.pool.test" in made.skipped[0].reason
     assert plan(machines=("!gpu9",)).notes == ("no machine with a GPU is called !gpu9",)
     for rule in ("avoided", "mig"):
         with fails("rule-has-option", message=rule):
@@ -176,7 +176,7 @@ def test_the_newest_versions_of_each_family() -> None:
     ]
     made = plan(*stages, newest=2, capabilities=(Capability(8, 0),))
     assert [name for name, _, _ in queued(made)] == ["torchy-2.9", "torchy-2.10", "flow-2.1"]
-    assert [(one.target, one.rule) for one in made.left_out] == [("torchy-1.13", "newest")]
+    assert [(one.target, one.rule) for one in made.skipped] == [("torchy-1.13", "newest")]
 
 
 def test_what_cannot_be_built_is_blocked() -> None:
@@ -212,7 +212,7 @@ def test_bad_machines_do_not_come_first_and_the_next_driver_does() -> None:
     def first(made: SweepPlan, *bad: int) -> list[tuple[str, bool, int]]:
         names = {"8.0": {f"gpu{number}.pool.test" for number in bad}}
         found = exclude_bad_machines(made, gpus, names)
-        rules = [one.rule for one in found.left_out if one.capability == "8.0"]
+        rules = [one.rule for one in found.skipped if one.capability == "8.0"]
         assert rules == ([] if found.cells else ["bad-machine"])
         return [(cell.first, cell.only, cell.gpus) for cell in found.cells]
 
@@ -242,8 +242,8 @@ def test_what_is_over_the_budget_waits_and_the_oldest_verdict_comes_first() -> N
 
     def kept(seconds: float, **asked: Any) -> list[tuple[str, str]]:
         cut = within_budget(made, CellRequest(**{"gpu_hours": 1, **asked}), seconds, NOW.date())
-        assert len(cut.cells) + len(cut.left_out) == 4
-        assert {one.rule for one in cut.left_out} <= {"budget"}
+        assert len(cut.cells) + len(cut.skipped) == 4
+        assert {one.rule for one in cut.skipped} <= {"budget"}
         return [(cell.stage.target.name, str(cell.capability)) for cell in cut.cells]
 
     assert kept(4000) == [(TARGET.name, "7.0"), (TARGET.name, "8.0")]
@@ -286,7 +286,7 @@ def test_a_pool_that_tells_what_cuda_its_drivers_take_is_compared_by_that() -> N
     for cuda, rules in (("12.6", ["verified"]), ("12.4", ["verified"]), ("12.2", [])):
         gpus = inventory(pool_gpu("8.0", driver="", cuda=cuda))
         made = plan(stage, gpus=gpus, capabilities=(Capability(8, 0),))
-        assert [one.rule for one in made.left_out] == rules
+        assert [one.rule for one in made.skipped] == rules
 
 
 def test_the_driver_of_a_gpu_that_tells_only_its_cuda_is_a_branch() -> None:

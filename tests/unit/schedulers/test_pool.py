@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +23,7 @@ from imagefactory.errors import UsageError
 from imagefactory.model import Outcome
 from imagefactory.progress import QuietProgress
 from imagefactory.schedulers.pool import open_pool
-from imagefactory.schedulers.sweep_file import SWEEP, read_pool, read_sweep
+from imagefactory.schedulers.sweep_file import SWEEP, read_scheduler, read_sweep
 from imagefactory.settings.choices import HTCONDOR, POOLS, PoolRow
 from tests.made import pool_of_one_row
 from tests.made.errors import fails
@@ -43,10 +42,10 @@ def bench_of(site: Site) -> SweepDependencies:
     return SweepDependencies(clock=lambda: datetime.now(UTC), random=os.urandom, pools=pools)
 
 
-def left_out(site: Site, options: SweepOptions, bench: SweepDependencies) -> dict[str, str]:
+def skipped(site: Site, options: SweepOptions, bench: SweepDependencies) -> dict[str, str]:
     gpus = bench.pools(options.pool).inventory(bench.clock())
     plan = prepare_sweep(site.factory, (site.target,), gpus, options, bench).plan
-    return {cell.capability: cell.rule for cell in plan.left_out}
+    return {cell.capability: cell.rule for cell in plan.skipped}
 
 
 def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -> None:
@@ -64,31 +63,25 @@ def test_a_pool_of_one_row_takes_a_sweep_to_its_verdicts(site: Site, row: str) -
     )
     folder = made.folder
     assert read_sweep(folder) == made.sweep
-    assert (made.sweep.pool, read_pool(folder), pool.is_whole(folder)) == (row, row, True)
+    assert (made.sweep.scheduler, read_scheduler(folder), pool.is_whole(folder)) == (row, row, True)
     assert submit_sweep(folder, bench.pools) == "4711"
     (waiting,) = (status := read_status(folder, bench.pools)).results
     assert (waiting.outcome, status.driven, status.jobs) == (None, True, ("4711",))
     pool_of_one_row.run_jobs(folder)
     assert read_status(folder, bench.pools).settled
-    assert left_out(site, options, bench)["8.0"] == "uncollected"
+    assert skipped(site, options, bench)["8.0"] == "uncollected"
     done = collect_sweep(site.factory, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
     (one,) = done.nodes
     assert (one.result.outcome, len(one.attached)) == (Outcome.VERIFIED, 2)
     assert not done.faults
-    assert left_out(site, options, bench)["8.0"] == "verified"
+    assert skipped(site, options, bench)["8.0"] == "verified"
 
 
-def test_a_sweep_of_htcondor_is_written_as_before_there_was_another(site: Site) -> None:
-    folder = site.makes().folder
-    assert "pool" not in json.loads((folder / SWEEP).read_bytes())["sweep"]
-    assert (read_sweep(folder).pool, read_pool(folder)) == (HTCONDOR, HTCONDOR)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"sweep": {"pool": 7}}', '{"sweep": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"sweep": {"scheduler": 7}}', '{"sweep": []}'])
 def test_a_damaged_sweep_can_be_ended_still(tmp_path: Path, text: str) -> None:
-    assert read_pool(tmp_path) == HTCONDOR
+    assert read_scheduler(tmp_path) == HTCONDOR
     (tmp_path / SWEEP).write_text(text)
-    assert read_pool(tmp_path) == HTCONDOR
+    assert read_scheduler(tmp_path) == HTCONDOR
 
 
 def test_a_sweep_of_a_pool_that_is_not_known_here_is_passed_over_and_said(

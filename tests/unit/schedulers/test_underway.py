@@ -91,7 +91,7 @@ def plan(*capabilities: str) -> SweepPlan:
         )
         for one in capabilities or ("7.0", "8.0")
     )
-    return SweepPlan(cells=tuple(cells), left_out=())
+    return SweepPlan(cells=tuple(cells), skipped=())
 
 
 def queued(made: SweepPlan) -> list[str]:
@@ -101,7 +101,7 @@ def queued(made: SweepPlan) -> list[str]:
 def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
     made = skip_underway(plan(), [seen(cells={EIGHT: NodeProgress.OPEN})], NOBODY)
     assert queued(made) == ["7.0"]
-    assert made.left_out == (
+    assert made.skipped == (
         SkippedCell(
             target=TARGET.name,
             capability="8.0",
@@ -116,9 +116,9 @@ def test_what_a_sweep_has_queued_is_left_out_and_says_where() -> None:
 def test_machines_with_an_older_driver_that_take_no_job_are_not_asked_each_night() -> None:
     cells = [replace(cell, only=str(cell.capability) == "8.0") for cell in plan().cells]
     unmatched = [seen(driven=False, cells={SEVEN: NodeProgress.UNMATCHED, EIGHT: NodeProgress.UNMATCHED})]
-    made = skip_underway(SweepPlan(cells=tuple(cells), left_out=()), unmatched, NOBODY)
+    made = skip_underway(SweepPlan(cells=tuple(cells), skipped=()), unmatched, NOBODY)
     assert (queued(made), made.notes) == (["7.0"], ())
-    assert [(one.capability, one.rule) for one in made.left_out] == [("8.0", "verified")]
+    assert [(one.capability, one.rule) for one in made.skipped] == [("8.0", "verified")]
 
 
 @pytest.mark.parametrize("driven", [True, False, None])
@@ -128,7 +128,7 @@ def test_a_result_that_came_back_holds_whoever_drives_its_sweep(
 ) -> None:
     made = skip_underway(plan(), [seen(driven=driven, cells={EIGHT: state})], NOBODY)
     assert (queued(made), made.notes) == (["7.0"], ())
-    (left,) = made.left_out
+    (left,) = made.skipped
     assert left.rule == "uncollected"
     assert (
         left.reason
@@ -141,7 +141,7 @@ def test_each_rule_can_be_allowed() -> None:
     assert queued(skip_underway(plan(), both, check_allowed(["queued"]))) == ["8.0"]
     assert queued(skip_underway(plan(), both, check_allowed(["uncollected"]))) == ["7.0"]
     made = skip_underway(plan(), both, check_allowed(["queued", "uncollected"]))
-    assert (queued(made), made.left_out, made.notes) == (["7.0", "8.0"], (), ())
+    assert (queued(made), made.skipped, made.notes) == (["7.0", "8.0"], (), ())
 
 
 def test_a_sweep_that_stopped_gives_its_cells_back_and_is_named() -> None:
@@ -171,12 +171,12 @@ def test_of_several_sweeps_the_newest_that_is_certain_tells() -> None:
     before = seen("20261119-120000-aaaa", made=NOON - timedelta(days=3), driven=False,
                   cells={SEVEN: NodeProgress.OPEN})  # fmt: skip
     made = skip_underway(plan(), [old, stopped, before, middle], NOBODY)
-    assert [one.reason.partition(",")[0] for one in made.left_out] == ["ended in sweep 20261121-120000-aaaa"]
+    assert [one.reason.partition(",")[0] for one in made.skipped] == ["ended in sweep 20261121-120000-aaaa"]
     assert [note.partition(" stopped")[0] for note in made.notes] == [
         "1 of these cells is queued again: sweep 20261122-120000-aaaa"
     ]
     allowed = skip_underway(plan(), [old, stopped, middle], frozenset({"uncollected"}))
-    assert [one.rule for one in allowed.left_out] == ["queued"]
+    assert [one.rule for one in allowed.skipped] == ["queued"]
 
 
 def known(outcome: Outcome | None, why: str = "", **changes: Any) -> CollectedNode:
@@ -219,7 +219,7 @@ def prepares(site: Site, **changes: Any) -> SweepDraft:
 
 
 def left(made: SweepDraft) -> dict[str, str]:
-    return {one.capability: one.rule for one in made.plan.left_out if one.rule != "no-match"}
+    return {one.capability: one.rule for one in made.plan.skipped if one.rule != "no-match"}
 
 
 def test_two_sweeps_before_a_collect_queue_no_cell_twice(site: Site) -> None:
@@ -316,7 +316,7 @@ def test_what_waits_for_a_key_is_not_run_again(site: Site) -> None:
     site.pool.play(folder)
     keyless = replace(site.factory, environ={**site.factory.environ, "HOME": "/nowhere"})
     collect_sweep(keyless, folder, CollectOptions(), datetime.now(UTC), QuietProgress())
-    reasons = {one.reason for one in prepares(site).plan.left_out if one.rule == "uncollected"}
+    reasons = {one.reason for one in prepares(site).plan.skipped if one.rule == "uncollected"}
     assert reasons == {f"ended in sweep {folder.name}, not signed: imagefactory sweep collect {folder.name}"}
 
 
@@ -426,7 +426,7 @@ def test_a_sweep_whose_nonces_have_expired_holds_nothing(site: Site) -> None:
     assert queued(prepares(site, clock=lambda: later).plan) == ["7.0", "8.0"]
     named = folder.rename(folder.parent / "mine")  # its name tells nothing, its content does
     assert queued(prepares(site, clock=lambda: later).plan) == ["7.0", "8.0"]
-    reasons = {one.reason for one in prepares(site).plan.left_out if one.rule == "uncollected"}
+    reasons = {one.reason for one in prepares(site).plan.skipped if one.rule == "uncollected"}
     assert reasons == {f"ended in sweep {named}, not collected: imagefactory sweep collect {named}"}
 
 
@@ -450,7 +450,7 @@ def test_only_wanted_nodes_are_parsed(site: Site) -> None:
     with fails("sweep-file-invalid", message="memory"):
         read_sweep(folder)
     found = read_sweep(folder, lambda _, capability: capability == "8.0")
-    assert ([node.name for node in found.nodes], found.left_out) == ([A100], ())
+    assert ([node.name for node in found.nodes], found.skipped) == ([A100], ())
     with fails("sweep-file-invalid", message="memory"):
         read_sweep(folder, lambda _, capability: capability == "7.0")
 
@@ -601,24 +601,3 @@ def test_a_disk_that_is_full_when_the_memory_is_written_loses_nothing(
     done = site.collects(folder, promote=True)
     assert [len(one.attached) for one in done.nodes] == [2, 2]
     assert len(done.promotions) == 1
-
-
-def test_a_sweep_that_an_older_version_made_is_read(site: Site) -> None:
-    """Its nodes said whether a slice will do, and nothing of drivers, machines or jobs at once."""
-    made = site.makes()
-    path = made.folder / "sweep.json"
-    document = json.loads(path.read_text())
-    row = document["sweep"]
-    for name in ("patterns", "at_once"):
-        del row[name]
-    for node in row["nodes"]:
-        node["mig"] = node["capability"] == "8.0"
-        for name in ("part", "first", "only"):
-            del node[name]
-    for one in (*row["machines"], *row["left_out"]):
-        one.pop("driver", None)
-        one.pop("part", None)
-    path.write_text(json.dumps(document))
-    found = read_sweep(made.folder)
-    assert [node.part for node in found.nodes] == ["", "mig"]
-    assert replace(found, nodes=()) == replace(made.sweep, nodes=())

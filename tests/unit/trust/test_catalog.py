@@ -143,7 +143,7 @@ def _changed(change: Any) -> bytes:
         lambda v: v.update(format=True),
         lambda v: v.update(more=1),
         lambda v: v.update(expires="2027-11-22T02:00:00Z"),
-        lambda v: v.update(expires=v["made"]),
+        lambda v: v.update(expires=v["created"]),
         lambda v: v.update(images={}),
         lambda v: v["images"].append(v["images"][0]),
         lambda v: v["suites"].append("md5:x"),
@@ -311,7 +311,7 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
     """It may be without a revocation that the newer one has; who never saw that cannot know."""
     path, cache = tmp_path / "catalog.json", tmp_path / "home/.cache/imagefactory"
     old = make_catalog()
-    new = replace(old, made=old.made + timedelta(seconds=1))
+    new = replace(old, created=old.created + timedelta(seconds=1))
     for one in (old, new, new):
         path.write_bytes(sign_catalog(one, LAB))
         assert _read(tmp_path) == one

@@ -199,7 +199,7 @@ def test_a_night_warns_once_a_week_before_the_last_signed_catalog_expires(nights
 
     def night(left: timedelta) -> tuple[NightlyReport, list[str]]:
         made = now + left - LIFE
-        catalog = make_catalog(made=made, expires=made + LIFE)
+        catalog = make_catalog(created=made, expires=made + LIFE)
         cache_published(settings, nights.site.registry.host, sign_catalog(catalog, LAB), made)
         done = nights.run()
         return done, [row.reason for row in done.broken if row.what == EXPIRY]

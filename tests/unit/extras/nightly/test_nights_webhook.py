@@ -169,5 +169,5 @@ def test_the_expiry_is_that_of_the_newest_signed_catalog(tmp_path: Path) -> None
     settings = load_settings(directory=tmp_path, start=tmp_path, environ=environ)
     assert cached_expiry(settings) is None
     catalog = make_catalog()
-    cache_published(settings, "reg.example.org/gpu", sign_catalog(catalog, LAB), catalog.made)
+    cache_published(settings, "reg.example.org/gpu", sign_catalog(catalog, LAB), catalog.created)
     assert cached_expiry(settings) == catalog.expires  # long ago or not

@@ -67,12 +67,12 @@ def collected(folder: Path, subject: VerifiedImage, outcome: Outcome) -> None:
         timeout=60,
         python="/usr/bin/python3",
     )
-    left_out = SkippedCell(
+    skipped = SkippedCell(
         target=TARGET, capability="12.0", rule="no-match", reason="no GPU of the pool has it"
     )
     made = datetime(2026, 11, 22, tzinfo=UTC)
     sweep = SweepSpec(
-        id=folder.name, made=made, level="full", site="generic", nodes=(node,), left_out=(left_out,)
+        id=folder.name, created=made, level="full", site="generic", nodes=(node,), skipped=(skipped,)
     )
     result = NodeResult(node=node.name, outcome=outcome, reason="held: 34, asked for too little memory")
     folder.mkdir(parents=True)

@@ -11,6 +11,7 @@ import pytest
 
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError
+from imagefactory.lock.pypi.offers import IndexWheel
 from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest
 from imagefactory.lock.pypi.uv import UvLocker, plain_uv_message, read_via, write_requirements
 from tests.made.errors import fails
@@ -102,3 +103,17 @@ def test_an_index_without_an_address_says_where_to_write_it(tmp_path: Path) -> N
         write_requirements(tmp_path, ["torch"], make_lock(origins=(("torch", "cu128"),)), INDEX)
     assert all(value in caught.value.message for value in ("pytorch-2.3-cu121", "torch", "'cu128'"))
     assert caught.value.hint == 'add cu128 = "https://..." to [indexes] in imagefactory.toml'
+
+
+def test_a_solution_has_the_wheel_that_an_installer_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("demo-1.0-py3-none-any.whl", "demo-1.0-cp311-cp311-manylinux_2_28_x86_64.whl")
+    names = (*names, "demo-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", "demo-1.0-cp312-cp312-win32.whl")
+    offers = [
+        IndexWheel(filename=name, url=f"https://example.org/{name}", sha256=str(number) * 64, size=number)
+        for number, name in enumerate(names, 1)
+    ]
+    uv = Counting()
+    monkeypatch.setattr(uv, "offers", lambda pins, _: {pin.partition("==")[0]: offers for pin in pins})
+    lock = make_lock(wheels=(), python="3.11", platform="manylinux_2_39_x86_64")
+    ((wheel, url),) = uv.located(WheelRequest(lock=lock, requirements=("demo",))).items()
+    assert (wheel.filename, wheel.size, wheel.sha256, url) == (names[1], 2, "2" * 64, offers[1].url)

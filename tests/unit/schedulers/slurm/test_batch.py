@@ -200,14 +200,6 @@ def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
     assert suite_digest(tmp_path / "suite") == own_digest()
     assert {path.name for path in (tmp_path / "kit").glob("*.py")} >= {"program.py", "start.py"}
     assert read_jobs(tmp_path) == jobs_of(made)
-    older = json.loads((tmp_path / JOBS).read_text())
-    older["jobs"] = [
-        {**{k: v for k, v in one.items() if k not in ("part", "first", "only")}, "mig": False}
-        for one in older["jobs"]
-    ]
-    del older["patterns"], older["at_once"]
-    (tmp_path / JOBS).write_text(json.dumps(older))
-    assert read_jobs(tmp_path) == jobs_of(made)
     with fails("cannot-write-file", message="image"):
         write_sweep_files(tmp_path / "nodes/tiny-sm80/image", made, texts)
 
