@@ -29,6 +29,12 @@ def document_faults(document: Any) -> list[str]:
     return [f"{name}: {error.json_path}: {error.message}" for error in validator(name).iter_errors(document)]
 
 
+def part_faults(document_format: str, part: str, value: Any) -> list[str]:
+    """Return where an object in a document differs from its part of the schema."""
+    schema = {"$ref": f"#/$defs/{part}", "$defs": validator(document_format).schema["$defs"]}
+    return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
+
+
 def check_printed(text: str) -> None:
     """Check the output of another process: if it is one of our documents, it matches its schema."""
     if text.startswith('{\n  "format": "imagefactory.'):

@@ -391,4 +391,4 @@ def test_the_jobs_of_a_registrys_plan_name_kits_runners_and_candidates(
     registry.shelves.repositories.clear()
     said = plan("--github")
     (job,) = json.loads(said.out.splitlines()[1].partition("=")[2])["include"]
-    assert job == {"target": NAME, "state": "build", "digest": "", "gpu": "nvidia", "kits": kits}
+    assert job == {"target": NAME, "status": "build", "digest": "", "gpu": "nvidia", "kits": kits}

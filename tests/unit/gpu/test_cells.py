@@ -302,6 +302,9 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
         ("cupy 10.2.0 11.3", "8.9", Compatibility.YES, "520"),
         ("cupy 8.6.0 11.0", "8.6", Compatibility.PTX, "455"),
         ("cupy 6.0.0 9.2", "7.5", Compatibility.PTX, "396.26"),
+        ("cupy 2.3.0 8.0", "7.0", Compatibility.NO, ""),
+        ("cupy 2.3.0 8.0", "6.1", Compatibility.NO, ""),  # ptxas 8.0 has it, NVRTC 8.0 does not
+        ("cupy 4.0.0 8.0", "6.1", Compatibility.PTX, "375.26"),
         ("numba 0.61 12.6", "7.0", Compatibility.PTX, "560.28.03"),
         ("numba 0.61 12.9", "12.0", Compatibility.NO, ""),  # PTX for 9.0
         ("numba 0.61 11.7", "8.9", Compatibility.PTX, "520"),

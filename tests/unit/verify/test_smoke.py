@@ -23,6 +23,7 @@ from imagefactory.oci.manifests import Image
 from imagefactory.progress import QuietProgress
 from imagefactory.verify import report, smoke, suite_files
 from imagefactory.verify import smoke as smoke_record
+from tests.made.documents import part_faults
 from tests.made.errors import fails
 from tests.made.trial import PLAIN_CHECKS, VERSION, ProcessRunner, ScriptedRunner, make_definition, make_trial
 
@@ -498,7 +499,8 @@ def test_the_suite_imports_nothing_of_imagefactory() -> None:
 def test_a_report_shown(tmp_path: Path) -> None:
     report = run(make_trial(), scripted(), tmp_path)
     document = json.loads(json.dumps(smoke_record.format_report(report)))
-    assert document["format"] == 1
+    assert part_faults("imagefactory.build/1", "SmokeReportRow", document) == []
+    assert part_faults("imagefactory.build/1", "SmokeReportRow", {**document, "checks": [1]}) != []
     assert (document["passed"], document["failure"], document["gpu"]) == (True, None, "not-tested")
     assert document["checks"][0]["numbers"] == {"count": 1.0}
     lines = smoke.format_table(report)

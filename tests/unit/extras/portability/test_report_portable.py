@@ -9,11 +9,18 @@ from datetime import timedelta
 import pytest
 
 from imagefactory.errors import StatementError
-from imagefactory.extras.portability.report import PORTABLE, parse_statement, sign_portable, verify_portable
+from imagefactory.extras.portability.report import (
+    PORTABLE,
+    format_portable,
+    parse_statement,
+    sign_portable,
+    verify_portable,
+)
 from imagefactory.model import CheckState
 from imagefactory.trust.envelope import parse_envelope
 from imagefactory.trust.verdict import VERDICT, VerdictStatus, parse_verdict, sign
 from imagefactory.verify.report import VerifiedImage
+from tests.made.documents import part_faults
 from tests.made.portable import make_portable, make_row
 from tests.made.verdicts import (
     DAY,
@@ -47,6 +54,12 @@ def test_what_is_signed_reads_back_and_is_no_verdict() -> None:
         parse_statement(verdict, "x")
     assert caught.value.code == "document-invalid"
     assert PORTABLE in caught.value.message
+
+
+def test_a_report_as_json_matches_its_schema() -> None:
+    report = format_portable(make_portable())
+    assert part_faults("imagefactory.model-check/1", "PortableReport", report) == []
+    assert part_faults("imagefactory.model-check/1", "PortableReport", {**report, "rows": [{}]}) != []
 
 
 @pytest.mark.parametrize(
