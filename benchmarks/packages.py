@@ -22,14 +22,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = (
     "flash-attn==2.8.3",
     "xformers==0.0.31",
-    "bitsandbytes==0.44.1",
     "vllm==0.11.0",
     "sglang==0.5.5",
     "deepspeed==0.18.2",
     "mamba-ssm==2.2.4",
     "ctranslate2==4.6.0",
-    "onnxruntime-gpu==1.22.0",
-    "paddlepaddle-gpu==2.6.2",
     "xgboost==3.1.1",
     "lightgbm==4.6.0",
     "cudf-cu12==25.10.0",
@@ -37,16 +34,11 @@ PACKAGES = (
     "dgl==2.1.0",
     "torch-scatter==2.1.2",
     "torchao==0.14.0",
-    "flashinfer-python==0.5.2",
     "tensorrt-cu12==10.13.3.9",
     "nvidia-dali-cuda120==1.51.2",
     "transformer-engine-cu12==2.8.0",
-    "faiss-gpu-cu12==1.12.0",
     "llama-cpp-python==0.3.16",
     "spconv-cu120==2.3.6",
-    "warp-lang==1.9.1",
-    "triton==3.5.0",
-    "cupy-cuda12x==13.6.0",
     "numba-cuda[cu12]==0.20.0",
     "jax[cuda12]==0.8.0",
     "pyg-lib==0.4.0",
@@ -55,6 +47,14 @@ PACKAGES = (
     "pylibraft-cu12==25.10.0",
     "cuquantum-cu12==25.9.1",
     "lightning==2.5.6",
+    "lmdeploy==0.10.2",
+    "catboost==1.2.8",
+    "transformers[torch]==4.57.1",
+    "tensorflow[and-cuda]==2.20.0",
+    "exllamav2==0.3.2",
+    "open3d==0.19.0",
+    "taichi==1.7.4",
+    "nvidia-cudnn-cu12==9.10.2.21",
 )
 
 
@@ -87,7 +87,7 @@ def ask(package: str, gpu: str, cache: str) -> Lookup:
     elif "scan" in value["format"]:
         answer, reason = value["gpus"][0]["answer"], value["gpus"][0]["reason"]
     else:
-        answer, reason = "(tables)", "a table knows it"
+        answer, reason = "`table`", "a table knows it"
     read = re.search(r"read (\S+ \S+) of (\S+ \S+) in", text)
     return Lookup(
         package=package,

@@ -809,9 +809,10 @@ def predict_inspected(
     rows.sort(key=lambda row: _SEVERITY.index(row[0].answer))
     worst, first = rows[0]
     answers = tuple(row for _, row in rows if row.package in {part.source for part in inspected.parts})
+    itself = "" if own else f"{inspected.package} has no GPU code itself; "
     prediction = replace(
         worst,
-        reason=f"{first.package}: {worst.reason}",
+        reason=f"{itself}{first.package}: {worst.reason}",
         libraries=whole.libraries,
         warnings=tuple(dict.fromkeys((*worst.warnings, *whole.warnings))),
     )

@@ -34,6 +34,7 @@ from tests.made.gpu_code import library
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.scanned import VERSION, sif, tar
+from tests.made.service import Answer, Request, service
 from tests.made.values import make_lock
 from tests.made.wheels import locked, make_wheel
 
@@ -483,7 +484,7 @@ class FakeLocker:
     """uv with a small index: files by name, and what it pins for any release."""
 
     def __init__(self, files: Sequence[str], pinned: Mapping[Path, str]) -> None:
-        self.files, self.pinned, self.solved = files, pinned, list[WheelRequest]()
+        self.files, self.pinned, self.solved = files, dict(pinned), list[WheelRequest]()
 
     def empty_lock(self, name: str, python: str, platform: str) -> Lock:
         machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
@@ -644,3 +645,32 @@ def test_kernels_for_hopper_alone_do_not_decide_about_other_gpus() -> None:
         if str(row.capability) == "12.0"
     ]
     assert prediction.answer is Compatibility.YES
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_wheel_is_scanned_from_a_server_and_only_its_scan_is_stored(
+    look_up: Call, index: Index, tmp_path: Path, ranges: bool
+) -> None:
+    locker = index(DEMO, demo=NEW)
+    (path,) = locker.pinned
+    data = path.read_bytes()
+
+    def answer(request: Request) -> Answer:
+        if not ranges or "Range" not in request.headers:
+            return 200, {}, data
+        first, last = (int(text) for text in request.headers["Range"].removeprefix("bytes=").split("-"))
+        return 206, {"Content-Range": f"bytes {first}-{last}/{len(data)}"}, data[first : last + 1]
+
+    with service(answer) as server:
+        locker.pinned = {path: f"http://{server.address}/{path.name}"}
+        assert look_up(*BLACKWELL).code == 0
+    assert look_up(*BLACKWELL).code == 0  # without the server
+    assert list((tmp_path / "cache").rglob("*.whl")) == []
+
+
+def test_a_failing_server_gives_no_answer(look_up: Call, index: Index) -> None:
+    locker = index(DEMO, demo=NEW)
+    (path,) = locker.pinned
+    with service(lambda _: (404, {}, b"")) as server:
+        locker.pinned = {path: f"http://{server.address}/{path.name}"}
+        assert look_up(*BLACKWELL).error_codes == ("download-failed",)
