@@ -62,6 +62,7 @@ def only_documented(question: CellQuery) -> CellClaim:
         ("torch 2.15 13.2", "7.0", Compatibility.NO, "toolkit-dropped", "compiles for 7.5 and newer"),
         ("torch 2.3 12.6", "7.0", Compatibility.NO, "cuda-not-offered", "is built for CUDA"),
         ("torch 2.3 12.1", "3.7", Compatibility.NO, "toolkit-dropped", "compiles for 5.0 and newer"),
+        ("torch 1.11 11.3", "8.6", Compatibility.YES, "documented", "8.6 is documented"),
     ],
 )
 def test_what_is_documented(what: str, capability: str, answer: Compatibility, rule: str, said: str) -> None:
@@ -363,6 +364,7 @@ def test_machine_code_needs_no_driver_that_knows_its_ptx() -> None:
 
 
 def test_what_no_table_knows_is_unknown() -> None:
+    assert answer_cell(asked("torch 1.11 11.3", "3.5")).answer is Compatibility.UNKNOWN
     cell = answer_cell(asked("nosuch 13.1 12.1", "8.0"))
     assert (cell.claims, cell.answer) == ((), Compatibility.UNKNOWN)
 
