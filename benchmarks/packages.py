@@ -125,7 +125,9 @@ def main() -> None:
     for package in options.packages:
         lookups.append(measure(package, options.gpu))
         print(table(lookups[-1:], options.gpu).splitlines()[-1], flush=True)
-    (ROOT / "benchmarks/packages.md").write_text(table(lookups, options.gpu))
+    (ROOT / "benchmarks/packages.md").write_text(
+        f"# The answers of compat for packages\n\n{table(lookups, options.gpu)}"
+    )
 
 
 if __name__ == "__main__":
