@@ -57,13 +57,13 @@ def offered_reference(offered: CatalogImage, *, sif: bool = False) -> ImageRefer
     reference = next((row.reference for row in offered.sifs if row.reference), "")
     if sif and reference:
         return parse_reference(reference)
-    raise NothingSelectedError(
-        "image-not-pullable",
-        f"{offered.target} is {'only a .sif' if offered.sifs else 'in no registry'}",
-        hint=f"run apptainer exec --nv oras://{reference} COMMAND"
-        if reference
-        else "to see other images, run imagefactory search",
-    )
+    hint = "to see other images, run imagefactory search"
+    if offered.sifs:
+        hint = f"use it in a job: imagefactory job write {offered.target}"
+    if reference:
+        hint = f"run apptainer exec --nv oras://{reference} COMMAND"
+    problem = "only a .sif" if offered.sifs else "in no registry"
+    raise NothingSelectedError("image-not-pullable", f"{offered.target} is {problem}", hint=hint)
 
 
 def fetch_offered(access: Access, offered: CatalogImage, progress: Progress) -> Image:

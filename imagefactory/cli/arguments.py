@@ -110,6 +110,7 @@ HABITS = {
     "images": "image list",
     "info": "show",
     "inspect": "compat",
+    "leave": "site remove",
     "ls": "list",
     "rm": "image remove",
     "submit": "job write",

@@ -99,7 +99,7 @@ def doctor(ctx: click.Context, purpose: str, as_json: bool) -> None:
             if finding.remedy:
                 print_prose(f"{'':{width}}  fix: {finding.remedy}")
     if good:
-        print_next_command("list")
+        print_next_command("search" if purpose == "job" else "list")
     ctx.exit(EXIT_OK if good else EXIT_TOOL)
 
 

@@ -263,7 +263,7 @@ def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellCla
         )
         yield _with_floor(claim, question, compiled.cuda)
     row = knowledge.documented(question.framework, question.version, question.cuda, _platform(question))
-    if row is not None:
+    if row is not None and not (row.known_from and question.capability < row.known_from):
         yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
 
 

@@ -247,7 +247,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
             else ("IMAGE", "STATUS", "GPUS BY CAPABILITY")
         )
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
-        lines += [format_table(header, rows, width)]
+        lines += [format_table(header, rows, width, ("TOTAL",) if inventory else ())]
     notes = []
     if len(usable) > MOST:
         notes.append(f"and {len(usable) - MOST} more: add words to narrow the search")

@@ -14,7 +14,7 @@ import pytest
 
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import Cell, Compatibility
-from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, severe_rules
+from imagefactory.matrix.compat import RUNS, CompatGpu, cell, exact_releases, for_maker, severe_rules
 
 REPORTS = tomllib.loads(Path(__file__).with_name("reports.toml").read_text(encoding="utf-8"))["report"]
 UNKNOWN_AT_MOST = 0.15
@@ -25,7 +25,8 @@ def cells_of(report: dict[str, str]) -> list[Cell]:
     gpu = CompatGpu(
         name=report["gpu"], capability=parse_capability(report["capability"]), driver=report["driver"]
     )
-    return [cell(candidate, gpu) for candidate in exact_releases(report["release"], report["cuda"])]
+    releases = for_maker(exact_releases(report["release"], report["cuda"]), gpu)
+    return [cell(candidate, gpu) for candidate in releases]
 
 
 def answered(report: dict[str, str]) -> str:

@@ -214,7 +214,7 @@ def _reach(jobs: QueueCheckResult, width: int) -> Iterator[str]:
         yield f"{jobs.title}: {count}{which}; the number of matching GPUs is unknown"
         return
     share = f"{jobs.gpus} of {jobs.total} GPU{'s' if jobs.total != 1 else ''}"
-    yield f"{jobs.title}: {count}{which}, each matches {share} of this cluster"
+    yield from wrap(f"{jobs.title}: {count}{which}, each matches {share} of this cluster", width)
     if jobs.reached:
         header = ("CAPABILITY", "TOTAL", "FREE", "STATUS", "WHY")
         yield from format_table(header, [_row(row) for row in jobs.reached], width).splitlines()

@@ -196,7 +196,8 @@ def known_names() -> frozenset[str]:
     rows = [*read_table("releases")["release"], *read_table("documented")["build"]]
     names = {row["framework"] for row in rows} | {wheel.package for wheel in cuda_wheels()}
     names |= {name for row in run_time_compilers() for name in row.names}
-    return frozenset({*names, *aliases(), *families().values()})
+    compiled = {name for row in run_time_compilers() for name in row.names}
+    return frozenset({*names, *compiled, *aliases(), *families().values()})
 
 
 def distributions(name: str, version: str, cuda: str = "") -> tuple[str, ...]:
@@ -245,7 +246,7 @@ class DocumentedSupport:
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
     in the project's text, or None. `cudnn` is a partial or full version, often empty. `platform` is the
-    architecture of the build in OCI format.
+    architecture of the build in OCI format. The row is not about GPUs before `known_from`.
     """
 
     framework: str
@@ -256,6 +257,7 @@ class DocumentedSupport:
     cudnn: str
     source: str
     platform: str = "amd64"
+    known_from: Capability | None = None
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
@@ -301,6 +303,7 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
             cudnn=row.get("cudnn", ""),
             source=row["source"],
             platform=platform,
+            known_from=parse_capability(row["known_from"]) if "known_from" in row else None,
         )
         for row in read_table("documented")["build"]
         for version in row["versions"]

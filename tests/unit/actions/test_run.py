@@ -53,7 +53,7 @@ def test_it_is_fetched_once_and_started(
 
 def test_what_no_registry_has_is_told(bench: Bench) -> None:
     image = make_image(reference="")
-    with fails("image-not-pullable", r"\.sif", hint="imagefactory search"):
+    with fails("image-not-pullable", r"\.sif", hint="imagefactory job write"):
         fetch_offered(bench.factory, image, QuietProgress())
     sif = replace(image.sifs[0], reference=f"registry.example.org/gpu/pytorch@{image.sifs[0].subject.index}")
     with pytest.raises(NothingSelectedError) as caught:

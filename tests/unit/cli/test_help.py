@@ -149,6 +149,7 @@ def test_help_has_a_heading_for_each_purpose() -> None:
         (("image", "lst"), "did you mean `imagefactory image list`?"),
         (("version",), "did you mean `imagefactory --version`?"),
         (("ls",), "did you mean `imagefactory list`?"),
+        (("site", "leave"), "did you mean `imagefactory site remove`?"),
         (("find",), "did you mean `imagefactory search`?"),
         (("login",), "`docker login HOST`"),
         (("images",), "did you mean `imagefactory image list`?"),

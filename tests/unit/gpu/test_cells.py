@@ -62,6 +62,7 @@ def only_documented(question: CellQuery) -> CellClaim:
         ("torch 2.15 13.2", "7.0", Compatibility.NO, "toolkit-dropped", "compiles for 7.5 and newer"),
         ("torch 2.3 12.6", "7.0", Compatibility.NO, "cuda-not-offered", "is built for CUDA"),
         ("torch 2.3 12.1", "3.7", Compatibility.NO, "toolkit-dropped", "compiles for 5.0 and newer"),
+        ("torch 1.11 11.3", "8.6", Compatibility.YES, "documented", "8.6 is documented"),
     ],
 )
 def test_what_is_documented(what: str, capability: str, answer: Compatibility, rule: str, said: str) -> None:
@@ -301,6 +302,9 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
         ("cupy 10.2.0 11.3", "8.9", Compatibility.YES, "520"),
         ("cupy 8.6.0 11.0", "8.6", Compatibility.PTX, "455"),
         ("cupy 6.0.0 9.2", "7.5", Compatibility.PTX, "396.26"),
+        ("cupy 2.3.0 8.0", "7.0", Compatibility.NO, ""),
+        ("cupy 2.3.0 8.0", "6.1", Compatibility.NO, ""),  # ptxas 8.0 has it, NVRTC 8.0 does not
+        ("cupy 4.0.0 8.0", "6.1", Compatibility.PTX, "375.26"),
         ("numba 0.61 12.6", "7.0", Compatibility.PTX, "560.28.03"),
         ("numba 0.61 12.9", "12.0", Compatibility.NO, ""),  # PTX for 9.0
         ("numba 0.61 11.7", "8.9", Compatibility.PTX, "520"),
@@ -360,6 +364,7 @@ def test_machine_code_needs_no_driver_that_knows_its_ptx() -> None:
 
 
 def test_what_no_table_knows_is_unknown() -> None:
+    assert answer_cell(asked("torch 1.11 11.3", "3.5")).answer is Compatibility.UNKNOWN
     cell = answer_cell(asked("nosuch 13.1 12.1", "8.0"))
     assert (cell.claims, cell.answer) == ((), Compatibility.UNKNOWN)
 

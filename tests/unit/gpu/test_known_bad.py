@@ -78,6 +78,8 @@ def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) ->
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "9.0", "535 535.183.01 525.60.13", "550.54.14 570"),
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "8.0", "", "535"),
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.5"}, "9.0", "", "535"),
+        ("warp-driver-580", {"warp": "1.7.1"}, "12.0", "580.65.06 595", "575.51.03 570"),
+        ("warp-driver-580", {"warp": "1.8.1"}, "12.0", "", "580.65.06"),
     ],
 )
 def test_rules_of_some_drivers_alone(
@@ -96,7 +98,10 @@ def test_every_rule_was_tried_here() -> None:
     marks = [*test_rules.pytestmark, *test_rules_of_some_drivers_alone.pytestmark]  # type: ignore[attr-defined]
     tried = {mark.args[1][i][0] for mark in marks for i in range(len(mark.args[1]))}
     assert tried == {rule.id for rule in rules()}
-    assert {rule.id for rule in rules() if rule.drivers} == {"nccl-nvswitch-before-12.3"}
+    assert {rule.id for rule in rules() if rule.drivers} == {
+        "nccl-nvswitch-before-12.3",
+        "warp-driver-580",
+    }
 
 
 def test_the_table_is_sound() -> None:
