@@ -1,4 +1,4 @@
 #!/bin/sh
-# Starts what follows. Where it ends well and left no result.json, there is more to do: exit code 85 says so.
+# Run a command. If it succeeds without writing result.json, it has more to do: exit with 85.
 "$@" || exit
 [ -e result.json ] || exit 85

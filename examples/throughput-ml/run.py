@@ -1,4 +1,4 @@
-"""What a run is asked, and what it leaves behind."""
+"""The options of a run, and its result."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from pathlib import Path
 from typing import Any
 
 RESULT = Path("result.json")
-BATCH, TESTS, LOOK = 32, 1000, 20
-"""Pictures of a step, pictures that are never trained on, and steps between two looks at these."""
+BATCH, TESTS, EVALUATE = 32, 1000, 20
+"""The number of pictures in a step and in the test set, and of steps between evaluations on that set."""
 
 
-def options(about: str | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1, help="of the network and its pictures")
-    parser.add_argument("--lr", type=float, default=0.003, help="how far each step goes")
-    parser.add_argument("--width", type=int, default=8, help="how many filters")
+def parse_options(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1, help="seed of the network and of its pictures")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
+    parser.add_argument("--width", type=int, default=8, help="number of filters")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--save", type=int, default=50, metavar="STEPS", help="between checkpoints")
-    parser.add_argument("--leave", action="store_true", help="after each checkpoint, to be started again")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="no other is taken")
+    parser.add_argument("--save", type=int, default=50, metavar="STEPS", help="steps between checkpoints")
+    parser.add_argument("--leave", action="store_true", help="exit with 85 after each checkpoint")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="the only device to use")
     return parser.parse_args()
 
 
 def write_result(
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     curve: list[Any],
     starts: list[Any],
-    dogs: Iterable[float],
-    answers: Iterable[int],
+    predictions: Iterable[float],
+    labels: Iterable[int],
 ) -> None:
-    """`curve` has rows of a step, its loss and the share of right answers; `dogs` says how sure it is that a
-    picture shows a dog, `answers` whether it does."""
+    """Write result.json under another name, then rename it.
+
+    `curve` has rows of a step, its loss and the accuracy on the test set. `predictions` are the probabilities
+    that the pictures of the test set show a dog, `labels` are 1 for those that do. `starts` has a row for
+    each start of the program.
+    """
     result = {
-        "asked": {name: getattr(asked, name) for name in ("seed", "lr", "width", "steps")},
+        "options": {name: getattr(options, name) for name in ("seed", "lr", "width", "steps")},
         "curve": curve,
         "starts": starts,
-        "dogs": [round(float(one), 4) for one in dogs],
-        "answers": [int(one) for one in answers],
+        "predictions": [round(float(value), 4) for value in predictions],
+        "labels": [int(value) for value in labels],
     }
-    beside = RESULT.with_suffix(".new")
-    beside.write_text(json.dumps(result))
-    beside.replace(RESULT)
+    new = RESULT.with_suffix(".new")
+    new.write_text(json.dumps(result))
+    new.replace(RESULT)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Trains a small network on drawn cats and dogs, by JAX on one CPU or GPU. It can be ended at any moment.
+"""Train a small network on drawn cats and dogs, with JAX on one CPU or GPU. It may be stopped at any time.
 
-checkpoint.npz is written each --save steps, beside and renamed; started again it goes on from there, and
-comes to the same result. With --leave it ends after each save with exit code 85, which asks to be started
-again; so it does when it is told to end (SIGTERM). result.json is the end.
+Every --save steps it writes checkpoint.npz under another name and renames it. When it starts again, it
+continues from the checkpoint and gets the same result. With --leave it exits with 85 after each checkpoint,
+which means: start me again. It does the same on SIGTERM. At the end it writes result.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pictures
-from run import BATCH, LOOK, TESTS, options, write_result
+from run import BATCH, EVALUATE, TESTS, parse_options, write_result
 
 AGAIN = 85
 CHECKPOINT = Path("checkpoint.npz")
@@ -30,7 +30,7 @@ Arrays = dict[str, Any]
 
 @dataclass(kw_only=True)
 class State:
-    """All that the next step needs: the network, Adam's two means of its slopes, and what was so far."""
+    """All that the next step needs: the network, Adam's two moments, and the results so far."""
 
     network: Arrays
     first: Arrays
@@ -40,24 +40,24 @@ class State:
     starts: list[Any] = field(default_factory=list)
 
     def save(self) -> None:
-        """Beside and renamed: whoever is ended in the midst of it leaves the last one whole."""
+        """Write the checkpoint under another name, then rename it: a kill leaves the last one intact."""
         parts = {"network": self.network, "first": self.first, "second": self.second}
         arrays = {f"{part}-{name}": value for part, tree in parts.items() for name, value in tree.items()}
-        beside = CHECKPOINT.with_suffix(".new.npz")
-        np.savez(beside, told=json.dumps([self.step, self.curve, self.starts]), **arrays)
-        beside.replace(CHECKPOINT)
+        new = CHECKPOINT.with_suffix(".new.npz")
+        np.savez(new, progress=json.dumps([self.step, self.curve, self.starts]), **arrays)
+        new.replace(CHECKPOINT)
 
 
-def begin(seed: int, width: int) -> State:
-    """From the checkpoint, where there is one."""
+def initial_state(seed: int, width: int) -> State:
+    """Return the state of the checkpoint, or a new one."""
     network = new_network(seed, width)
-    none = {name: np.zeros_like(value) for name, value in network.items()}
+    zeros = {name: np.zeros_like(value) for name, value in network.items()}
     if not CHECKPOINT.exists():
-        return State(network=network, first=none, second=none)
-    with np.load(CHECKPOINT) as kept:
-        step, curve, starts = json.loads(str(kept["told"]))
+        return State(network=network, first=zeros, second=zeros)
+    with np.load(CHECKPOINT) as saved:
+        step, curve, starts = json.loads(str(saved["progress"]))
         parts = {
-            part: {name: kept[f"{part}-{name}"] for name in network}
+            part: {name: saved[f"{part}-{name}"] for name in network}
             for part in ("network", "first", "second")
         }
     return State(**parts, step=step, curve=curve, starts=starts)
@@ -66,80 +66,81 @@ def begin(seed: int, width: int) -> State:
 def new_network(seed: int, width: int) -> Arrays:
     random = np.random.default_rng([seed, 0])
 
-    def some(*shape: int) -> np.ndarray:
+    def normal(*shape: int) -> np.ndarray:
         return (random.normal(size=shape) * (2 / np.prod(shape[:-1])) ** 0.5).astype(np.float32)
 
     network = {
-        "a": some(3, 3, 1, width),
-        "b": some(3, 3, width, 2 * width),
-        "c": some(3, 3, 2 * width, 2 * width),
+        "a": normal(3, 3, 1, width),
+        "b": normal(3, 3, width, 2 * width),
+        "c": normal(3, 3, 2 * width, 2 * width),
     }
     side = pictures.SIZE // 8
-    return {**network, "d": some(side * side * 2 * width, 2), "e": np.zeros(2, np.float32)}
+    return {**network, "d": normal(side * side * 2 * width, 2), "e": np.zeros(2, np.float32)}
 
 
-def answer(network: Arrays, images: Any) -> Any:
+def forward(network: Arrays, images: Any) -> Any:
     for name in "abc":
-        form = ("NHWC", "HWIO", "NHWC")
-        images = jax.lax.conv_general_dilated(images, network[name], (2, 2), "SAME", dimension_numbers=form)
+        layout = ("NHWC", "HWIO", "NHWC")
+        images = jax.lax.conv_general_dilated(images, network[name], (2, 2), "SAME", dimension_numbers=layout)
         images = jax.nn.relu(images)
     return images.reshape(len(images), -1) @ network["d"] + network["e"]
 
 
 def loss(network: Arrays, images: Any, labels: Any) -> Any:
-    return -jax.nn.log_softmax(answer(network, images))[jnp.arange(len(labels)), labels].mean()
+    return -jax.nn.log_softmax(forward(network, images))[jnp.arange(len(labels)), labels].mean()
 
 
 @jax.jit
-def dogs(network: Arrays, images: Any) -> Any:
-    """How sure it is that each shows a dog."""
-    return jax.nn.softmax(answer(network, images))[:, 1]
+def predict(network: Arrays, images: Any) -> Any:
+    """Return the probability that each picture shows a dog."""
+    return jax.nn.softmax(forward(network, images))[:, 1]
 
 
 @jax.jit
 def adam(network: Arrays, first: Arrays, second: Arrays, numbers: Any, images: Any, labels: Any) -> Any:
-    """One step, of which `numbers` are its length and its count."""
-    length, count = numbers
-    error, slope = jax.value_and_grad(loss)(network, images, labels)
-    first = jax.tree.map(lambda mean, new: 0.9 * mean + 0.1 * new, first, slope)
-    second = jax.tree.map(lambda mean, new: 0.999 * mean + 0.001 * new * new, second, slope)
+    """Return the loss, the network and its moments after a step. `numbers`: the learning rate, the step."""
+    rate, count = numbers
+    error, gradient = jax.value_and_grad(loss)(network, images, labels)
+    first = jax.tree.map(lambda mean, new: 0.9 * mean + 0.1 * new, first, gradient)
+    second = jax.tree.map(lambda mean, new: 0.999 * mean + 0.001 * new * new, second, gradient)
 
-    def moved(value: Any, a: Any, b: Any) -> Any:
-        return value - length * (a / (1 - 0.9**count)) / (jnp.sqrt(b / (1 - 0.999**count)) + 1e-8)
+    def update(value: Any, a: Any, b: Any) -> Any:
+        return value - rate * (a / (1 - 0.9**count)) / (jnp.sqrt(b / (1 - 0.999**count)) + 1e-8)
 
-    return error, jax.tree.map(moved, network, first, second), first, second
+    return error, jax.tree.map(update, network, first, second), first, second
 
 
 def main() -> int:
-    asked = options(__doc__)
-    jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[asked.device])  # and no other instead
+    options = parse_options(__doc__)
+    # No fallback to another device.
+    jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[options.device])
     try:
         device = jax.devices()[0].device_kind
     except (AssertionError, RuntimeError) as error:
-        print(f"JAX finds no {asked.device} here {error}", file=sys.stderr)
+        print(f"JAX cannot use a {options.device}: {error}", file=sys.stderr)
         return 1
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    state = begin(asked.seed, asked.width)
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    state = initial_state(options.seed, options.width)
     state.starts.append([state.step, platform.node()])
     print(f"from step {state.step} on {device}, {platform.node()}", flush=True)
-    tests, answers = pictures.draw(0, 0, TESTS)  # the same for all
-    while state.step < asked.steps:
+    tests, test_labels = pictures.draw(0, 0, TESTS)  # the same for all runs
+    while state.step < options.steps:
         state.step += 1
-        images, labels = pictures.draw(asked.seed, state.step, BATCH)
-        numbers = (asked.lr, float(state.step))
+        images, labels = pictures.draw(options.seed, state.step, BATCH)
+        numbers = (options.lr, float(state.step))
         error, state.network, state.first, state.second = adam(
             state.network, state.first, state.second, numbers, images, labels
         )
-        if state.step % LOOK == 0 or state.step == asked.steps:
-            right = float(((dogs(state.network, tests) > 0.5) == answers).mean())
-            state.curve.append([state.step, float(error), right])
-            print(f"step {state.step}: loss {error:.3f}, {right:.1%} right", flush=True)
-        if state.step < asked.steps and (told or state.step % asked.save == 0):
+        if state.step % EVALUATE == 0 or state.step == options.steps:
+            accuracy = float(((predict(state.network, tests) > 0.5) == test_labels).mean())
+            state.curve.append([state.step, float(error), accuracy])
+            print(f"step {state.step}: loss {error:.3f}, accuracy {accuracy:.1%}", flush=True)
+        if state.step < options.steps and (signals or state.step % options.save == 0):
             state.save()
-            if told or asked.leave:
+            if signals or options.leave:
                 return AGAIN
-    write_result(asked, state.curve, state.starts, dogs(state.network, tests), answers)
+    write_result(options, state.curve, state.starts, predict(state.network, tests), test_labels)
     return 0
 
 

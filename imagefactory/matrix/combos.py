@@ -112,7 +112,7 @@ class ComboCell:
     version: str
     cuda: str
     capability: Capability
-    state: ComboState
+    status: ComboState
     cause: str
     basis: str
     reason: str
@@ -169,7 +169,7 @@ def _combo(entry: ComboEntry, capability: Capability, node: SweepNodeState | Non
             version=entry.version,
             cuda=entry.cuda,
             capability=capability,
-            state=state,
+            status=state,
             cause=cause,
             basis=basis,
             reason=reason,
@@ -256,10 +256,10 @@ def order(combo: ComboCell) -> tuple[object, ...]:
 
 
 def _rank(combo: ComboCell) -> int:
-    if combo.state is ComboState.FAILED and combo.basis == VERIFIED:
+    if combo.status is ComboState.FAILED and combo.basis == VERIFIED:
         return 1
     ranks = {ComboState.VALID: 0, ComboState.NOT_TESTED: 2, ComboState.RULED_OUT: 4}
-    return ranks.get(combo.state, 3)
+    return ranks.get(combo.status, 3)
 
 
 # --- Ranges of versions in the same state on one capability
@@ -278,7 +278,7 @@ class VersionRange:
     first: str
     last: str
     cuda: tuple[str, ...]
-    state: ComboState
+    status: ComboState
 
     @property
     def versions(self) -> str:
@@ -310,10 +310,10 @@ def _ranges(combos: Sequence[ComboCell]) -> Iterator[VersionRange]:
     framework, row = combos[0].framework, None
     for version, some in groupby(combos, key=lambda cell: cell.version):
         alike = list(some)
-        states = {combo.state for combo in alike}
+        states = {combo.status for combo in alike}
         state = next(state for state in _MOST_OPEN if state in states)
-        cuda = {combo.cuda for combo in alike if combo.state is state}
-        if row and row.state is state and neighbours(framework, row.last, version):
+        cuda = {combo.cuda for combo in alike if combo.status is state}
+        if row and row.status is state and neighbours(framework, row.last, version):
             every = tuple(sorted(cuda.union(row.cuda), key=natural))
             row = replace(row, last=version, cuda=every)
             continue
@@ -325,7 +325,7 @@ def _ranges(combos: Sequence[ComboCell]) -> Iterator[VersionRange]:
             first=version,
             last=version,
             cuda=tuple(sorted(cuda, key=natural)),
-            state=state,
+            status=state,
         )
     if row:
         yield row

@@ -155,14 +155,14 @@ def test_an_ensemble_loses_a_machine_and_goes_on(newcomer: Newcomer, sweep: Path
     assert result(folder / "run-1")["curve"] == [pytest.approx(row, abs=0.02) for row in never["curve"]]
     rows = table(folder)
     assert sorted(row["seed"] for row in rows) == ["1", "2", "3", "4"]
-    assert all(float(row["right"]) > 0.8 for row in rows)
-    assert "all 4 together: 0.9" in said
+    assert all(float(row["accuracy"]) > 0.8 for row in rows)
+    assert "all 4 runs together: 0.9" in said
     assert lines_of_plot(folder) == 4
 
 
 def test_a_sweep_loses_its_node_and_goes_on(newcomer: Newcomer, sweep: Path) -> None:
     slurm.wait_for_jobs(newcomer.pool, sweep)
-    assert "all 3 together: 0." in newcomer.type(COMMANDS[SLURM][2], sweep)
+    assert "all 3 runs together: 0." in newcomer.type(COMMANDS[SLURM][2], sweep)
     (first, _), (again, _) = result(sweep / "run-1")["starts"]
     assert first == 0
     assert again >= 50

@@ -103,7 +103,7 @@ def offer(
 
 
 def catalog_of(image: CatalogImage) -> Catalog:
-    return Catalog(made=NOW, expires=NOW + timedelta(days=30), images=(image,))
+    return Catalog(created=NOW, expires=NOW + timedelta(days=30), images=(image,))
 
 
 def gpu_class(capability: str, cuda: str = "12.4", basis: ClaimBasis = ClaimBasis.VERIFIED) -> GpuClass:

@@ -652,3 +652,23 @@ def test_a_pull_request_that_updates_locks_is_opened_against_the_default_branch(
         line.startswith("api repos/o/r/pulls -f base=trunk -f head=relock/tiny")
         for line in (tmp_path / "said").read_text().splitlines()
     )
+
+
+FORMS = FOLDER.with_name("ISSUE_TEMPLATE")
+
+
+@pytest.mark.parametrize(
+    ("schema", "paths"),
+    [
+        ("github-issue-forms", [path for path in FORMS.iterdir() if path.name != "config.yml"]),
+        ("github-issue-config", [FORMS / "config.yml"]),
+        ("citation-file-format", [FOLDER.parents[1] / "CITATION.cff"]),
+    ],
+)
+def test_files_that_github_reads_are_valid(schema: str, paths: list[Path]) -> None:
+    program = Path(sys.executable).with_name("check-jsonschema")
+    subprocess.run([program, "--builtin-schema", f"vendor.{schema}", *paths], check=True, timeout=60)
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    assert yaml.safe_load((FOLDER.parents[1] / "CITATION.cff").read_text())["version"] == __version__

@@ -253,11 +253,11 @@ def status_of(combo: ComboCell, claim: CellClaim | None) -> StatusWord:
 
     For untested cells, `claim` is the strongest claim that is not a verdict.
     """
-    if combo.state is ComboState.VALID:
+    if combo.status is ComboState.VALID:
         return STATUSES[Outcome.VERIFIED]
     if combo.basis in (VERIFIED, REPORTED) or combo.cause in (Outcome.UNSOLVABLE, Outcome.NO_MATCH):
         return STATUSES[str(combo.cause)]
-    if combo.state is ComboState.RULED_OUT:
+    if combo.status is ComboState.RULED_OUT:
         return STATUSES[UNDOCUMENTED if combo.basis == ClaimBasis.DOCUMENTED else UNLIKELY]
     return predicted_status(claim)
 

@@ -73,10 +73,10 @@ def format_badge(image: ReportImage) -> str:
 
 
 def _status_text(image: ReportImage) -> tuple[str, str]:
-    verified = [combo.capability.sm for combo in image.combos if combo.state is ComboState.VALID]
+    verified = [combo.capability.sm for combo in image.combos if combo.status is ComboState.VALID]
     if verified:
         return f"verified on {', '.join(verified)}", GREEN
-    failed = [combo for combo in image.combos if combo.state is ComboState.FAILED]
+    failed = [combo for combo in image.combos if combo.status is ComboState.FAILED]
     if failed:
         cause = str(failed[0].cause)
         location = ", ".join(combo.capability.sm for combo in failed if combo.cause == failed[0].cause)

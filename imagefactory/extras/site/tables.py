@@ -338,7 +338,7 @@ def format_csv(combos: Iterable[ComboCell]) -> str:
     `Failure Cause` is empty if it runs. A combination that was not tested, or whose job failed because of a
     machine or the pool, is not included. The header is that of CHTC's test.
     """
-    decided = (combo for combo in unite(combos) if combo.state in (ComboState.VALID, *INVALID))
+    decided = (combo for combo in unite(combos) if combo.status in (ComboState.VALID, *INVALID))
     out = io.StringIO()
     out.write(f"{HEADER}\n")
     csv.writer(out, lineterminator="\n").writerows(
@@ -347,7 +347,7 @@ def format_csv(combos: Iterable[ComboCell]) -> str:
             row.capability,
             row.cuda,
             row.version,
-            "" if row.state is ComboState.VALID else cause(row),
+            "" if row.status is ComboState.VALID else cause(row),
         )
         for row in decided
     )
@@ -391,7 +391,7 @@ def tables_json(tables: TableData) -> ReportDocument:
 
 def counts(combos: Iterable[ComboCell]) -> dict[str, int]:
     """Return the number of combinations in each state. Several targets with one combination count once."""
-    by_state = Counter(combo.state for combo in unite(combos))
+    by_state = Counter(combo.status for combo in unite(combos))
     return {state.value: by_state[state] for state in ComboState}
 
 
@@ -420,7 +420,7 @@ def _range_table(ranges: Sequence[VersionRange]) -> tuple[tuple[str, ...], list[
     states = [
         state
         for state in ComboState
-        if state is ComboState.VALID or any(row.state is state for row in ranges)
+        if state is ComboState.VALID or any(row.status is state for row in ranges)
     ]
     header = ("Framework", "Capability", *(state.capitalize() for state in states))
     rows = [
@@ -436,15 +436,15 @@ def _by_gpu(ranges: Iterable[VersionRange]) -> Iterable[tuple[tuple[str, Capabil
 
 
 def _source_text(ranges: Iterable[VersionRange], state: ComboState) -> str:
-    return ", ".join(row.versions for row in ranges if row.state is state)
+    return ", ".join(row.versions for row in ranges if row.status is state)
 
 
 def format_markdown(tables: TableData) -> str:
     """Return the tables in Markdown: ranges, then valid and invalid combinations with reasons."""
-    valid = [combo for combo in tables.combos if combo.state is ComboState.VALID]
-    invalid = [combo for combo in tables.combos if combo.state in INVALID]
-    undecided = [combo for combo in tables.combos if combo.state is ComboState.UNDECIDED]
-    untested = [combo for combo in tables.combos if combo.state is ComboState.NOT_TESTED]
+    valid = [combo for combo in tables.combos if combo.status is ComboState.VALID]
+    invalid = [combo for combo in tables.combos if combo.status in INVALID]
+    undecided = [combo for combo in tables.combos if combo.status is ComboState.UNDECIDED]
+    untested = [combo for combo in tables.combos if combo.status is ComboState.NOT_TESTED]
     parts = [
         "# Which framework runs on which GPU",
         f"Created {tables.made:%Y-%m-%d} from {_cell(tables.place)}.",
@@ -465,7 +465,7 @@ def format_markdown(tables: TableData) -> str:
         _markdown(
             ("Framework", "Version", "CUDA", "Compute capability", "Target", "State", "Cause", "Why"),
             [
-                (*_place(combo), combo.target, combo.state.value, cause(combo), combo.reason)
+                (*_place(combo), combo.target, combo.status.value, cause(combo), combo.reason)
                 for combo in invalid
             ],
         ),

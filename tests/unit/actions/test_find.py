@@ -50,6 +50,16 @@ def pool(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_narrow_terminal_has_no_column_of_totals(
+    joined: Call, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagefactory.cli.search.terminal_width", lambda: 68)
+    lines = joined("search", "pytorch", "2.5", "--inventory", pool).out.splitlines()
+    (number,) = [number for number, line in enumerate(lines) if line.startswith("IMAGE")]
+    assert lines[number].split() == ["IMAGE", "GPU", "FREE", "STATUS"]
+    assert max(map(len, lines[number:])) <= 68
+
+
 def test_on_a_pool_from_a_catalog(joined: Call, pool: str) -> None:
     said = joined("search", "pytorch", "2.5", "--inventory", pool)
     lines = said.out.splitlines()

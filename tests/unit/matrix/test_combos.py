@@ -84,7 +84,7 @@ def rows(text: str) -> list[list[str]]:
 
 def test_a_good_verdict_makes_it_valid_for_its_capability_alone() -> None:
     combos = make_combos([entry(judged=((judged(),),))], (), [AMPERE, HOPPER])
-    assert [(combo.capability, combo.state) for combo in combos] == [
+    assert [(combo.capability, combo.status) for combo in combos] == [
         (AMPERE, ComboState.VALID),
         (HOPPER, ComboState.NOT_TESTED),
     ]
@@ -95,13 +95,13 @@ def test_a_good_verdict_makes_it_valid_for_its_capability_alone() -> None:
 @pytest.mark.parametrize("standing", [one for one in VerdictStatus if one is not VerdictStatus.GOOD])
 def test_no_verdict_that_cannot_be_relied_on_counts(standing: VerdictStatus) -> None:
     combo = one(entry(judged=((judged(standing=standing),),)), told(Outcome.VERIFIED))
-    assert combo.state is ComboState.NOT_TESTED
+    assert combo.status is ComboState.NOT_TESTED
     assert standing.value in combo.reason
 
 
 def test_a_sweep_that_says_verified_without_a_verdict_proves_nothing() -> None:
     combo = one(entry(), told(Outcome.VERIFIED))
-    assert (combo.state, combo.cause) == (ComboState.NOT_TESTED, Outcome.NOT_TESTED)
+    assert (combo.status, combo.cause) == (ComboState.NOT_TESTED, Outcome.NOT_TESTED)
     assert "there is none" in combo.reason
 
 
@@ -117,7 +117,7 @@ def test_a_sweep_that_says_verified_without_a_verdict_proves_nothing() -> None:
 )
 def test_a_signed_no_has_its_own_word(outcome: Outcome, state: ComboState) -> None:
     combo = one(entry(judged=((judged(outcome),),)), told(Outcome.HELD))
-    assert (combo.state, combo.cause, combo.basis) == (state, outcome, "verified")
+    assert (combo.status, combo.cause, combo.basis) == (state, outcome, "verified")
     assert "535.54.03" in combo.reason
 
 
@@ -126,7 +126,7 @@ def test_a_signed_no_has_its_own_word(outcome: Outcome, state: ComboState) -> No
 )
 def test_every_outcome_of_a_sweep_keeps_its_word(outcome: Outcome) -> None:
     combo = one(entry(), told(outcome))
-    assert combo.state in (ComboState.FAILED, ComboState.UNDECIDED)
+    assert combo.status in (ComboState.FAILED, ComboState.UNDECIDED)
     assert (combo.cause, combo.basis, combo.source) == (outcome, "reported", "sweep sweep-0")
     invalid = [["pytorch", "8.0", "12.1", "2.3", outcome.value]] if outcome in REFUSALS else []
     assert rows(format_csv([combo]))[1:] == invalid
@@ -135,31 +135,31 @@ def test_every_outcome_of_a_sweep_keeps_its_word(outcome: Outcome) -> None:
 def test_the_newest_sweep_of_this_image_counts() -> None:
     other = told(Outcome.NO_KERNEL, images=frozenset({"sha256:other"}))
     assert one(entry(), told(Outcome.HELD, 2), told(Outcome.TIMEOUT, 1), other).cause == Outcome.TIMEOUT
-    assert one(entry(), other).state is ComboState.NOT_TESTED
+    assert one(entry(), other).status is ComboState.NOT_TESTED
     assert (
         one(entry(images=frozenset()), told(Outcome.NO_MATCH, images=frozenset())).cause == Outcome.NO_MATCH
     )
 
 
 def test_a_removed_job_is_not_tested() -> None:
-    assert one(entry(), told(Outcome.NOT_TESTED)).state is ComboState.NOT_TESTED
+    assert one(entry(), told(Outcome.NOT_TESTED)).status is ComboState.NOT_TESTED
 
 
 def test_what_is_foretold_is_called_so() -> None:
     rulings: Mapping[Capability, CellRuling] = {AMPERE: CellRuling(claim=NO, against=(NO,))}
     combo = one(entry(rulings=rulings))
-    assert (combo.state, combo.cause, combo.basis) == (ComboState.RULED_OUT, "no-code", "predicted")
+    assert (combo.status, combo.cause, combo.basis) == (ComboState.RULED_OUT, "no-code", "predicted")
     assert rows(format_csv([combo]))[1][-1] == "no-code (predicted)"
     unsolvable = replace(NO, rule="unsolvable", basis=ClaimBasis.DOCUMENTED)
     combo = one(entry(rulings={AMPERE: CellRuling(claim=unsolvable, against=(unsolvable,))}, block="no lock"))
     assert rows(format_csv([combo]))[1][-1] == "unsolvable"
     combo = one(entry(rulings={AMPERE: CellRuling(claim=YES)}))
-    assert (combo.state, combo.basis) == (ComboState.NOT_TESTED, "predicted")
+    assert (combo.status, combo.basis) == (ComboState.NOT_TESTED, "predicted")
 
 
 def test_a_verdict_weighs_more_than_what_is_foretold() -> None:
     rulings = {AMPERE: CellRuling(claim=NO, against=(NO,))}
-    assert one(entry(rulings=rulings, judged=((judged(),),))).state is ComboState.VALID
+    assert one(entry(rulings=rulings, judged=((judged(),),))).status is ComboState.VALID
 
 
 def test_columns_are_what_anybody_asks_requires_tries_or_proves() -> None:
@@ -172,14 +172,14 @@ def test_columns_are_what_anybody_asks_requires_tries_or_proves() -> None:
     ]
     odd = judged(capability="none")
     assert columns([entry(judged=((odd,),))]) == ()
-    assert one(entry(judged=((odd,),))).state is ComboState.NOT_TESTED
+    assert one(entry(judged=((odd,),))).status is ComboState.NOT_TESTED
 
 
 def test_what_is_proven_of_one_image_is_not_of_another() -> None:
     old, new = (judged(days=9),), (judged(Outcome.NO_KERNEL),)
     combo = one(entry(judged=(new, old)))
-    assert (combo.state, "2026-11-13" in combo.reason) == (ComboState.VALID, True)
-    assert one(entry(judged=((*new, *old),))).state is ComboState.FAILED
+    assert (combo.status, "2026-11-13" in combo.reason) == (ComboState.VALID, True)
+    assert one(entry(judged=((*new, *old),))).status is ComboState.FAILED
 
 
 def test_the_headers_are_the_old_ones() -> None:
@@ -194,10 +194,10 @@ def test_several_targets_of_one_combination_are_one_line() -> None:
     conda = entry(target="pytorch-conda-2.3-cu121", framework="pytorch")
     combos = make_combos([other, conda, proven], (), [AMPERE])
     assert len(combos) == 3
-    assert [found.state for found in unite(combos)] == [ComboState.VALID]
+    assert [found.status for found in unite(combos)] == [ComboState.VALID]
     assert [found.cause for found in unite(combos[:2])] == [Outcome.NO_KERNEL]
     held = make_combos([replace(proven, judged=()), conda], [told(Outcome.HELD)], [AMPERE])
-    assert [found.state for found in unite(held)] == [ComboState.NOT_TESTED]
+    assert [found.status for found in unite(held)] == [ComboState.NOT_TESTED]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_framework_has_one_name_whatever_its_package_is_called(package: str, f
 )
 def test_a_fault_of_a_machine_is_no_invalid_combination(word: Outcome) -> None:
     combos = make_combos([entry()], [told(word)], [AMPERE])
-    assert [(found.state, found.cause) for found in combos] == [(ComboState.UNDECIDED, word)]
+    assert [(found.status, found.cause) for found in combos] == [(ComboState.UNDECIDED, word)]
     assert format_csv(combos) == f"{HEADER}\n"
     page = format_markdown(TableData(made=NOW, place="here", combos=combos, ranges=make_ranges(combos)))
     undecided = page.partition("## Undecided")[2].partition("## ")[0]
@@ -267,7 +267,7 @@ def test_summary_and_json_count_states() -> None:
 def ranges(*proven: str, other: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     entries = [entry(version, judged=((judged(),),)) for version in proven]
     entries += [entry(version) for version in other]
-    return [(found.versions, found.state.value) for found in make_ranges(make_combos(entries, (), [AMPERE]))]
+    return [(found.versions, found.status.value) for found in make_ranges(make_combos(entries, (), [AMPERE]))]
 
 
 def test_ranges_have_no_gaps() -> None:

@@ -87,7 +87,7 @@ def combo(state: ComboState, cause: str = "", basis: str = "verified") -> ComboC
         version="2.3",
         cuda="12.1",
         capability=parse_capability("8.0"),
-        state=state,
+        status=state,
         cause=cause,
         basis=basis,
         reason="because",
@@ -167,7 +167,7 @@ def test_the_matrix_says_each_word_in_letters(report: ReportContents, site: dict
     cells = re.findall(r"<td class=([a-z]+)>([a-z-]+)", site["index.html"])
     assert len(cells) == COUNT * len(report.capabilities)
     assert all(STATUSES[word].code == code for code, word in cells)
-    verified = sum(one.state is ComboState.VALID for image in report.images for one in image.combos)
+    verified = sum(one.status is ComboState.VALID for image in report.images for one in image.combos)
     assert sum(word == "verified" for _, word in cells) == verified > 0
     assert f'<b>verified</b> <span class="c">{verified}</span>' in site["index.html"]
 
@@ -186,7 +186,7 @@ def test_a_page_of_an_image_tells_all_of_it(report: ReportContents, site: dict[s
 
 
 def test_a_failure_stands_beside_what_was_predicted(report: ReportContents, site: dict[str, str]) -> None:
-    image = next(one for one in report.images if any(cell.state is ComboState.FAILED for cell in one.combos))
+    image = next(one for one in report.images if any(cell.status is ComboState.FAILED for cell in one.combos))
     said = Page(site[f"images/{image.target}.html"]).text
     assert "Contradicts the prediction: predicted to run, and it did not" in said
     assert "matmul is off by 0.3" in said
@@ -202,7 +202,7 @@ def test_a_page_of_a_gpu_names_images_by_what_is_known(report: ReportContents, s
         image.target
         for image in report.images
         for one in image.combos
-        if str(one.capability) == "8.0" and one.state is ComboState.VALID
+        if str(one.capability) == "8.0" and one.status is ComboState.VALID
     }
     assert set(re.findall(r'images/([^"]+)\.html', good)) == names
 
@@ -403,7 +403,7 @@ def test_the_same_check_across_versions_is_of_one_framework_and_gpu_in_their_ord
 
 def test_a_badge_says_where_it_is_verified_and_nothing_else(report: ReportContents) -> None:
     image = next(one for one in report.images if one.target == "pytorch-2.0-cu121")
-    where = ", ".join(one.capability.sm for one in image.combos if one.state is ComboState.VALID)
+    where = ", ".join(one.capability.sm for one in image.combos if one.status is ComboState.VALID)
     assert f"<title>pytorch-2.0-cu121: verified on {where}</title>" in format_badge(image)
     untested = replace(image, combos=(combo(ComboState.NOT_TESTED, "not-tested", "predicted"),))
     assert ": not tested</title>" in format_badge(untested)

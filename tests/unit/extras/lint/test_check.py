@@ -592,6 +592,8 @@ def test_text_and_json() -> None:
     said = format_check(checked, 80)
     assert "a.sub:3: advice: '1' is a tag" in said
     assert "queue in line 5: 3 jobs, each matches 7 of 9 GPUs of this cluster" in said
+    (first,) = [line for line in format_check(checked, 60).splitlines() if line.startswith("queue in line 5")]
+    assert len(first) <= 60
     assert "the other 2 do not match: the job does not request its type of GPU\n" in said
     assert (
         "the other 3 do not match: the job does not request its type of GPU (2); it has fewer than 2"

@@ -96,7 +96,7 @@ def test_what_is_proven_in_the_store_is_valid(bench: Bench, tmp_path: Path) -> N
     assert out.read_text() == f"{HEADER}\nnvidia-cuda-runtime-cu12,8.0,12.1,12.1,\n"
     assert str(out) in said.out
     row = tables(bench)["8.0"]
-    assert (row["state"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
+    assert (row["status"], row["basis"], row["driver"]) == ("valid", "verified", "550.54.15")
     assert bench.call("report", "--format", "csv").out == out.read_text()
 
 
@@ -117,12 +117,12 @@ def test_a_format_is_one_document(bench: Bench, tmp_path: Path, kind: str) -> No
 
 def test_a_tag_alone_proves_nothing(bench: Bench) -> None:
     bench.push(b"a", 1)
-    assert {row["state"] for row in tables(bench).values()} <= {"not-tested", "ruled-out"}
+    assert {row["status"] for row in tables(bench).values()} <= {"not-tested", "ruled-out"}
 
 
 def test_verdicts_of_the_registry_count_where_it_is_asked(bench: Bench) -> None:
     bench.verify(bench.push(b"a", 1))
-    assert tables(bench, "--registry", bench.registry.host)["8.0"]["state"] == "valid"
+    assert tables(bench, "--registry", bench.registry.host)["8.0"]["status"] == "valid"
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -141,14 +141,14 @@ def test_what_sweeps_told_stands_beside_it(bench: Bench) -> None:
     subject = sign_here(bench, b"a")
     collected(bench.folder / "store" / "sweeps" / "20261122-000000-aaaa", subject, Outcome.HELD)
     rows = tables(bench)
-    assert rows["8.0"]["state"] == "valid"
-    assert (rows["9.0"]["state"], rows["9.0"]["cause"], rows["9.0"]["basis"]) == (
+    assert rows["8.0"]["status"] == "valid"
+    assert (rows["9.0"]["status"], rows["9.0"]["cause"], rows["9.0"]["basis"]) == (
         "undecided",
         "held",
         "reported",
     )
     assert "too little memory" in rows["9.0"]["reason"]
-    assert (rows["12.0"]["state"], rows["12.0"]["cause"]) == ("undecided", "no-match")
+    assert (rows["12.0"]["status"], rows["12.0"]["cause"]) == ("undecided", "no-match")
 
 
 def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_sweep_of_another_image_says_nothing(bench: Bench, tmp_path: Path) -> 
     )
     folder = tmp_path / "elsewhere"
     collected(folder, other, Outcome.NO_KERNEL)
-    assert tables(bench, "--sweep", str(folder))["9.0"]["state"] == "not-tested"
+    assert tables(bench, "--sweep", str(folder))["9.0"]["status"] == "not-tested"
     assert bench.call("report", "--sweep", str(tmp_path), "--format", "csv", code=2).error_codes == (
         "sweep-not-found",
     )
@@ -189,7 +189,7 @@ def test_a_malformed_sweep_of_the_store_is_told_and_stops_nothing(
 def test_without_trust_nothing_is_valid(bench: Bench) -> None:
     sign_here(bench, b"a")
     (bench.folder / "root" / "imagefactory.toml").write_text("")
-    assert tables(bench, "--capability", "8.0")["8.0"]["state"] == "not-tested"
+    assert tables(bench, "--capability", "8.0")["8.0"]["status"] == "not-tested"
     said = bench.call("report", "--output", str(bench.folder / "out"), "--format", "csv")
     assert "No key is trusted here" in said.out
 
@@ -244,12 +244,12 @@ def test_a_catalog_is_enough(tmp_path: Path) -> None:
     image = make_image(envelopes=(signed(whole_report(), "8"),), required=("8.0", "9.0"))
     made = cataloged(tmp_path, "pytorch-2.*", image=image)
     rows = {str(one.capability): one for one in made.combos}
-    assert (rows["8.0"].state, rows["8.0"].version, rows["8.0"].framework) == (
+    assert (rows["8.0"].status, rows["8.0"].version, rows["8.0"].framework) == (
         ComboState.VALID,
         "2.3",
         "pytorch",
     )
-    assert rows["9.0"].state is not ComboState.VALID
+    assert rows["9.0"].status is not ComboState.VALID
 
 
 def test_a_catalog_lacks_a_name(tmp_path: Path) -> None:
