@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,14 +104,21 @@ def measure(package: str, gpu: str) -> tuple[Lookup, Lookup]:
         return ask(package, gpu, folder), ask(package, gpu, folder)
 
 
-def table(lookups: Sequence[tuple[Lookup, Lookup]], gpu: str) -> str:
-    head = (
-        f"| on {gpu} | answer | read | seconds | again | memory | reason |\n|---|---|---|---|---|---|---|\n"
-    )
-    return head + "".join(
-        f"| {row.package} | {row.answer} | {row.read} | {row.seconds:.0f} | {again.seconds:.1f} "
-        f"| {row.memory:.0f} MB | {row.reason[:110].replace('|', '/')} |\n"
-        for row, again in lookups
+HEAD = """# `compat` of packages without a table row
+
+[packages.py](packages.py) writes this table. *Seconds* are those of the first question with an empty cache,
+*again* those of the second one. *Memory* is the peak of the process. {day}, {cores} cores, for {gpu}.
+
+| package | answer | read | seconds | again | memory | reason |
+|---|---|---|---|---|---|---|
+"""
+
+
+def table_row(lookups: tuple[Lookup, Lookup]) -> str:
+    first, again = lookups
+    return (
+        f"| {first.package} | {first.answer} | {first.read} | {first.seconds:.0f} | {again.seconds:.1f} "
+        f"| {first.memory:.0f} MB | {first.reason[:110].replace('|', '/')} |\n"
     )
 
 
@@ -121,13 +127,12 @@ def main() -> None:
     parser.add_argument("--gpu", default="RTX 5070 Ti")
     parser.add_argument("packages", nargs="*", default=PACKAGES)
     options = parser.parse_args()
-    lookups = []
+    text = HEAD.format(day=time.strftime("%Y-%m-%d"), cores=os.cpu_count(), gpu=options.gpu)
     for package in options.packages:
-        lookups.append(measure(package, options.gpu))
-        print(table(lookups[-1:], options.gpu).splitlines()[-1], flush=True)
-    (ROOT / "benchmarks/packages.md").write_text(
-        f"# The answers of compat for packages\n\n{table(lookups, options.gpu)}"
-    )
+        row = table_row(measure(package, options.gpu))
+        print(row, end="", flush=True)
+        text += row
+    (ROOT / "benchmarks/packages.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.access import Access, open_registry, package_index, uv_locker
-from imagefactory.actions.images import find_stored, stored_image, stored_sif
 from imagefactory.actions.locked import read_target_lock
 from imagefactory.actions.verdicts import VerdictReader, local_place
 from imagefactory.errors import (
@@ -130,6 +129,9 @@ def inspect_place(
     `recipes` loads the project if the name may be a target. Raises UsageError for any other name, BuildError
     for a target that is neither built nor known, and errors of reading.
     """
+    # Imported here: it loads the builders, which an answer about a package of the index need not wait for.
+    from imagefactory.actions.images import find_stored, stored_image, stored_sif
+
     path = Path(name)
     if not name:
         raise UsageError(
@@ -604,10 +606,11 @@ def _no_wheel_error(
     )
     row = source_build(name)
     values = sorted({int(value) for _, some in row.architectures for value in some}) if row else []
-    least = f", whose build begins at capability {values[0] // 10}.{values[0] % 10}" if values else ""
+    least = f", for capability {values[0] // 10}.{values[0] % 10} and newer" if values else ""
+    needs = f"; its build needs compilers of {' and '.join(sorted(row.code))}{least}" if row else ""
     return UnknownAnswerError(
         "package-no-wheel",
-        f"{name} {version} has {only}{least}: its GPU code depends on how it is built",
+        f"{name} {version} has {only}, so its GPU code depends on how it is built{needs}",
         hint=f"build it for your GPU: imagefactory recipe build-wheel {name}=={version} --in TARGET",
     )
 

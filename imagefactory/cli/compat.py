@@ -168,6 +168,7 @@ def compat(
     tables = cuda or file or families or differences
     if package := "" if tables else _unlisted_package(names, gpus, capabilities, driver):
 
+        @functools.cache
         def look_up(host: str) -> InspectResult:
             from imagefactory.actions.inspect import inspect_package
 

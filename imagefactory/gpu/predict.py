@@ -602,9 +602,13 @@ def _role(library: GpuLibrary, framework: Framework | None) -> tuple[LibraryRole
     return role, role_text
 
 
+def _codes(library: GpuLibrary) -> list[GpuCode]:
+    return [code for modules in library.modules for code in modules.codes]
+
+
 def _is_amd(library: GpuLibrary) -> bool:
     """Return whether all code of a library is for AMD GPUs."""
-    codes = [code for modules in library.modules for code in modules.codes]
+    codes = _codes(library)
     return bool(codes) and all(code.kind is CodeKind.AMD for code in codes)
 
 
@@ -701,7 +705,9 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
     if len(lacking) == len(parts):
         return Compatibility.NO, _no_code(parts[0], capability)
     whole = [part for part in parts if role_of(part.library.path, None)[0] is not LibraryRole.REPORT]
-    largest = max(whole, key=lambda part: _total(part.reach), default=None)
+    # A library for single GPUs (`sm_90a` alone) is an extra, as such modules are in a library (R9).
+    plain = [part for part in whole if any(code.suffix != "a" for code in _codes(part.library))]
+    largest = max(plain or whole, key=lambda part: _total(part.reach), default=None)
     if largest and largest.reach.without * 2 > _total(largest.reach):
         return Compatibility.NO, _some_code(largest, str(capability))
     missing = [part for part in whole if part.reach.reach is SupportLevel.PARTIAL]

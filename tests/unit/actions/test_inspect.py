@@ -629,22 +629,28 @@ def test_what_a_package_pins_may_make_its_gpu_code_at_run_time() -> None:
     assert answers == [Compatibility.YES, Compatibility.NO]
 
 
-def test_kernels_for_hopper_alone_do_not_decide_about_other_gpus() -> None:
-    codes = {"flash_ops": ("sm_90a",), "sm100/common_ops": ("sm_80", "sm_90", "sm_120")}
+def answers(**codes: tuple[str, ...]) -> dict[str, Compatibility]:
+    """Predict for a package with a library for each name, as only its own scan has it."""
     libraries = tuple(
         GpuLibrary(
-            path=f"sgl_kernel/{name}.abi3.so",
+            path=path.replace("__", "/"),
             size=1,
-            modules=(ModuleCount(codes=tuple(map(parse_code, some)), count=9),),
+            modules=(ModuleCount(codes=tuple(map(parse_code, some)), count=len(path)),),
         )
-        for name, some in codes.items()
+        for path, some in codes.items()
     )
-    (prediction,) = [
-        row
-        for row in predict_all(ScanResult(source="", libraries=libraries))
-        if str(row.capability) == "12.0"
-    ]
-    assert prediction.answer is Compatibility.YES
+    contents = ScanResult(source="", libraries=libraries)
+    return {str(row.capability): row.answer for row in predict_all(contents)}
+
+
+def test_libraries_for_single_gpus_do_not_decide_about_others() -> None:
+    plain = ("sm_80", "sm_90", "sm_120")
+    every = answers(sgl_kernel__flash_ops__so=("sm_90a",), demo=plain)
+    assert every["12.0"] is Compatibility.PARTLY
+    kernel = answers(**{"sgl_kernel__flash_ops.abi3.so": ("sm_90a",), "demo": plain})
+    assert (kernel["12.0"], kernel["7.0"]) == (Compatibility.YES, Compatibility.NO)
+    optional = answers(**{"torchao___C_cutlass_90a.so": ("sm_90a",), "torchao___C.so": ("sm_80",)})
+    assert (optional["8.0"], optional["9.0"]) == (Compatibility.PARTLY, Compatibility.PARTLY)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
