@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,3 +123,28 @@ def test_a_scan_holds_little_of_a_wheel(wheels: Wheels) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     wheels.drop("torch-2.12.1")
     assert int(done.stdout) * 1024 <= 150e6
+
+
+@pytest.mark.parametrize(
+    ("package", "gpu", "answer"),
+    [
+        ("kornia-rs==0.1.9", "V100", "on the CPU"),
+        ("ctranslate2==4.6.0", "RTX 5070 Ti", "through PTX"),
+        ("ctranslate2==4.6.0", "GTX 980", "no"),
+        ("torch-scatter==2.1.2", "V100", "package-no-wheel"),
+        ("torch==99.1", "V100", "release-not-found"),
+    ],
+)
+def test_a_package_of_the_index_is_solved_and_scanned(
+    package: str, gpu: str, answer: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cache = str(tmp_path_factory.getbasetemp() / "packages")  # one for all questions
+    result = subprocess.run(
+        [sys.executable, "-m", "imagefactory", "compat", package, "--gpu", gpu, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "IMAGEFACTORY_CACHE": cache},
+    )
+    value = json.loads(result.stdout)
+    assert answer == (value["errors"][0]["code"] if "errors" in value else value["gpus"][0]["answer"])
