@@ -228,7 +228,12 @@ def commands(group: click.Group = cli, name: str = "imagefactory", level: int = 
 
 def global_options() -> str:
     records = (option.get_help_record(click.Context(cli)) for option in cli.params)
-    return table(("option", "what it does"), ((f"`{row[0]}`", text(row[1])) for row in records if row))
+    return table(("option", "what it does"), ((option_name(row[0]), text(row[1])) for row in records if row))
+
+
+def option_name(names: str) -> str:
+    """Return an option as code. With blanks between its values it wraps in a narrow table."""
+    return f"`{names.replace('|', ' | ')}`"
 
 
 def command_text(command: click.Command, name: str, level: int) -> str:
@@ -236,8 +241,7 @@ def command_text(command: click.Command, name: str, level: int) -> str:
     parts = [f"{'#' * level} {name}", help_text(command.help or "")]
     records = [found for option in command.params if (found := option.get_help_record(context))]
     parts.append("```text\n" + " ".join((name, *command.collect_usage_pieces(context))) + "\n```")
-    # With blanks between its values a long option has places to wrap, also in a narrow table.
-    if options := [(f"`{names.replace('|', ' | ')}`", text(words)) for names, words in records if words]:
+    if options := [(option_name(names), text(words)) for names, words in records if words]:
         parts.append(table(("option", "what it does"), options))
     if isinstance(command, click.Group):
         parts.append(commands(command, name, level + 1))
