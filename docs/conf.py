@@ -40,7 +40,7 @@ project = "imagefactory"
 copyright = "Apache-2.0"
 extensions = ["myst_parser"]
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/**.md"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/*.md", "docs/**.md"]
 exclude_patterns = [
     ".*",
     *(row.name for row in ROOT.iterdir() if row.name not in ("benchmarks", "docs") and row.is_dir()),
@@ -123,6 +123,7 @@ PAGES = {
         "docs/benchmarks",
         "docs/projects",
         "benchmarks/README",
+        "benchmarks/packages",
         "CHANGELOG",
     ),
 }
