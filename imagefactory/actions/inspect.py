@@ -25,6 +25,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.access import Access, open_registry, package_index, uv_locker
+from imagefactory.actions.images import find_stored, stored_image, stored_sif
 from imagefactory.actions.locked import read_target_lock
 from imagefactory.actions.verdicts import VerdictReader, local_place
 from imagefactory.errors import (
@@ -129,9 +130,6 @@ def inspect_place(
     `recipes` loads the project if the name may be a target. Raises UsageError for any other name, BuildError
     for a target that is neither built nor known, and errors of reading.
     """
-    # Imported here: it loads the builders, which an answer about a package of the index need not wait for.
-    from imagefactory.actions.images import find_stored, stored_image, stored_sif
-
     path = Path(name)
     if not name:
         raise UsageError(
