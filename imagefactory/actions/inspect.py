@@ -44,7 +44,7 @@ from imagefactory.errors import (
 from imagefactory.fs import add_checksum, check_checksum, replacing
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, gates_of, role_of
-from imagefactory.gpu.knowledge import scanned, scanned_wheels
+from imagefactory.gpu.knowledge import families, scanned, scanned_wheels
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
 from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
@@ -111,6 +111,7 @@ class InspectResult:
     `platform` is the architecture (`amd64`), empty if unknown. `package` is the name and version of a package
     of the index. Its `contents` are those of its whole solution, its `parts` those of each wheel with GPU
     code that counts. `compilers` are names of files and packages that make GPU code at run time.
+    `replaceable` are frameworks (`torch`) of which the package also accepts older releases.
     """
 
     contents: ScanResult
@@ -120,6 +121,7 @@ class InspectResult:
     package: str = ""
     parts: tuple[ScanResult, ...] = ()
     compilers: tuple[str, ...] = ()
+    replaceable: tuple[str, ...] = ()
 
 
 def inspect_place(
@@ -400,12 +402,16 @@ _RUNTIME_PACKAGES = re.compile(r"(?:nvidia|cuda)-.*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSolution:
-    """The wheels that uv pins for a package on `python`, its own first. `absent` have no wheel."""
+    """The wheels that uv pins for a package on `python`, its own first. `absent` have no wheel.
+
+    `replaceable` are frameworks of which the package also accepts older releases.
+    """
 
     python: str
     solved: datetime
     wheels: tuple[LockedWheel, ...]
     absent: tuple[str, ...]
+    replaceable: tuple[str, ...]
 
 
 def inspect_package(
@@ -510,12 +516,29 @@ def _solve_package(
             for python in pythons[:_TRIES]
         ]
         request, urls = _first_solution(locker, requests)
+        replaceable = _replaceable(locker, request, [wheel for wheel in urls if wheel.name != name])
     own = [wheel for wheel in urls if wheel.name == name]
     wheels = (*own, *(wheel for wheel in urls if wheel.name != name))
     solution = PackageSolution(
-        python=request.lock.python, solved=datetime.now(UTC), wheels=wheels, absent=request.exclude
+        python=request.lock.python,
+        solved=datetime.now(UTC),
+        wheels=wheels,
+        absent=request.exclude,
+        replaceable=replaceable,
     )
     return solution, urls
+
+
+def _replaceable(locker: UvLocker, request: WheelRequest, wheels: Sequence[LockedWheel]) -> tuple[str, ...]:
+    """Return the frameworks among the wheels of which an older release is a solution too."""
+    frameworks = set(families().values())
+    names = []
+    for wheel in wheels:
+        if wheel.name in frameworks:
+            with contextlib.suppress(LockError):
+                locker.solve(replace(request, constraints=(f"{wheel.name}<{wheel.version}",)))
+                names.append(wheel.name)
+    return tuple(names)
 
 
 def _first_solution(
@@ -752,6 +775,7 @@ def _join_package(
         package=f"{first.name} {first.version}",
         parts=tuple(parts),
         compilers=tuple(sorted(tools)),
+        replaceable=solution.replaceable,
     )
 
 
@@ -779,7 +803,9 @@ def predict_inspected(
     """Return the prediction, and for a package of the index that of each part, the worst first.
 
     The worst part decides. If the package has GPU code itself, a part without code for the GPU leaves the
-    rest usable (PARTLY), unless it is a framework. Known faults of the whole count as in a target.
+    rest usable (PARTLY), unless it is a framework. A framework that does not run there but is replaceable is
+    only a warning; without other GPU code the answer is then unknown. Known faults of the whole count as in
+    a target.
     """
     whole = predict(inspected.contents, capability, driver, gpu=gpu)
     if not inspected.package:
@@ -791,8 +817,17 @@ def predict_inspected(
         return _without_code(inspected, capability), ()
     own = inspected.parts[0].source == inspected.package
     rows: list[tuple[Prediction, PartAnswer]] = []
+    warnings, replaceable = [], False
     for part in inspected.parts:
         prediction = predict(part, capability, driver, gpu=gpu)
+        name = part.source.partition(" ")[0]
+        if prediction.answer is Compatibility.NO and name in inspected.replaceable:
+            reason = f"{prediction.reason}; {inspected.package} also accepts older releases of {name}"
+            replaceable = True
+            if own:
+                warnings.append(f"{part.source}: {reason}")
+                continue
+            prediction = replace(prediction, answer=Compatibility.UNKNOWN, reason=reason)
         decides = not own or part.source == inspected.package or find_framework(part) is not None
         answer = prediction.answer
         if answer is Compatibility.NO and not decides:
@@ -804,7 +839,7 @@ def predict_inspected(
                 PartAnswer(package=part.source, answer=answer, reason=reason),
             )
         )
-    if framework is not None and gates_of(inspected.contents, framework):
+    if framework is not None and not replaceable and gates_of(inspected.contents, framework):
         title = f"all {len(inspected.contents.packages)} packages together"
         rows.append((whole, PartAnswer(package=title, answer=whole.answer, reason=whole.reason)))
     rows.sort(key=lambda row: _SEVERITY.index(row[0].answer))
@@ -815,7 +850,7 @@ def predict_inspected(
         worst,
         reason=f"{itself}{first.package}: {worst.reason}",
         libraries=whole.libraries,
-        warnings=tuple(dict.fromkeys((*worst.warnings, *whole.warnings))),
+        warnings=tuple(dict.fromkeys((*warnings, *worst.warnings, *whole.warnings))),
     )
     return prediction, answers
 

@@ -278,11 +278,12 @@ def run_time_code(question: CellQuery) -> RunTimeCode | None:
 def _offer(question: CellQuery) -> Iterator[CellClaim]:
     """Yield NO if the framework version was not released for that CUDA.
 
-    Yield nothing if its releases are unknown.
+    Yield nothing if its releases are unknown. For ROCm and for arm64 they are: AMD and NVIDIA build the same
+    releases for other versions, in indexes of their own.
     """
     name, version, cuda = question.framework, question.version, question.cuda
-    if not cuda:
-        return  # unknown which build it is
+    if not cuda or rocm_of(cuda) or _platform(question) != "amd64":
+        return
     rows = [
         row
         for row in knowledge.releases(name)
@@ -293,19 +294,10 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
         return  # no source says that it does not run with these libraries
     known = {row.cuda: row.source for row in rows}
     known |= {row.cuda: row.source for row in knowledge.offered(name, version)}
-    if (platform := _platform(question)) != "amd64":
-        builds = [
-            row for row in knowledge.all_documented() if (row.framework, row.platform) == (name, platform)
-        ]
-        known = {row.cuda: row.source for row in builds if covers(row.version, version)}
-    amd = bool(rocm_of(cuda))
-    known = {other: source for other, source in known.items() if bool(rocm_of(other)) is amd}
+    known = {other: source for other, source in known.items() if not rocm_of(other)}
     if known and not any(covers(other, cuda) or covers(cuda, other) for other in known):
-        offers = f"{'ROCm' if amd else 'CUDA'} " + " and ".join(
-            rocm_of(other) or other for other in sorted(known, key=natural)
-        )
-        built = f"for {platform} " if platform != "amd64" else ""
-        reason = f"{name} {version} {built}is built for {offers}, not for {rocm_of(cuda) or cuda}"
+        offers = " and ".join(sorted(known, key=natural))
+        reason = f"{name} {version} is built for CUDA {offers}, not for {cuda}"
         yield _no("cuda-not-offered", reason, next(iter(known.values())))
 
 

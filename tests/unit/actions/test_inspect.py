@@ -15,7 +15,7 @@ import pytest
 from imagefactory import errors
 from imagefactory.actions import inspect
 from imagefactory.actions.inspect import InspectResult, predict_inspected, wheel_platform
-from imagefactory.errors import UnreachableError
+from imagefactory.errors import LockError, UnreachableError
 from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.predict import predict_all
@@ -485,6 +485,8 @@ class FakeLocker:
 
     def __init__(self, files: Sequence[str], pinned: Mapping[Path, str]) -> None:
         self.files, self.pinned, self.solved = files, dict(pinned), list[WheelRequest]()
+        self.older: tuple[str, ...] = ()
+        """Frameworks of which it has an older release that the package accepts."""
 
     def empty_lock(self, name: str, python: str, platform: str) -> Lock:
         machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
@@ -497,6 +499,11 @@ class FakeLocker:
     def reach(self) -> None:
         if not self.files:
             raise UnreachableError("index-unreachable", "it does not answer", hint="check the network")
+
+    def solve(self, request: WheelRequest) -> None:
+        (constraint,) = request.constraints
+        if constraint.partition("<")[0] not in self.older:
+            raise LockError("unsolvable", "no older release", hint="none")
 
     def located(self, request: WheelRequest) -> dict[LockedWheel, str]:
         self.solved.append(request)
@@ -518,7 +525,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
         """Pin a wheel for each of `libraries`, the first one of the requested package."""
         monkeypatch.setattr(inspect, "_SMALL", 0)
         monkeypatch.setattr(inspect, "LARGE", 0)
-        names = {name: {f"{name}/_C.so": data} if data else {} for name, data in libraries.items()}
+        paths = {name: f"{name}/_C.so" for name in libraries} | {"torch": "torch/lib/libtorch_cuda.so"}
+        names = {name: {paths[name]: data} if data else {} for name, data in libraries.items()}
         wheels = [make_wheel(tmp_path, name, files) for name, files in names.items()]
         locker = FakeLocker(files, {path: path.as_uri() for path in wheels})
         monkeypatch.setattr(inspect, "uv_locker", lambda _: locker)
@@ -554,6 +562,27 @@ def test_the_worst_package_of_a_solution_decides(
     assert len(row["packages"]) == sum(map(bool, libraries.values()))
     assert look_up(*BLACKWELL).code == code
     assert [request.requirements for request in locker.solved] == [("demo==1.0",)]  # then from the cache
+
+
+@pytest.mark.parametrize(
+    ("own", "older", "answer", "code"),
+    [
+        (NEW, (), "no", errors.EXIT_CHECK),
+        (NEW, ("torch",), "yes", 0),
+        (OLD, ("torch",), "no", errors.EXIT_CHECK),
+        (b"", (), "no", errors.EXIT_CHECK),
+        (b"", ("torch",), "unknown", errors.EXIT_UNKNOWN),
+    ],
+)
+def test_a_framework_decides_only_if_it_cannot_be_older(
+    look_up: Call, index: Index, own: bytes, older: tuple[str, ...], answer: str, code: int
+) -> None:
+    index(DEMO, demo=own, torch=OLD).older = older
+    said = look_up(*BLACKWELL, "--json")
+    (row,) = json_of(said, "compat-scan-gpus")["gpus"]
+    assert (said.code, row["answer"]) == (code, answer)
+    reasons = [row["reason"], *row["warnings"]]
+    assert len([text for text in reasons if "older releases of torch" in text]) == len(older)
 
 
 def test_all_gpus_are_listed_without_a_question_about_one(look_up: Call, index: Index) -> None:
