@@ -93,7 +93,7 @@ GENERIC = find_site("generic")
             "write 2.3",
         ),
         (
-            lambda: parse_rows("framework,version,cuda\n", "space.csv", {}),
+            lambda: parse_rows("framework,version,cuda\n", "space.csv"),
             "space.csv:1: the column capability is missing",
             "write the header framework,version,cuda,capability; driver and outcome are optional",
         ),
