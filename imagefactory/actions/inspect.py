@@ -56,6 +56,7 @@ from imagefactory.lock.pypi.question import WheelRequest
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.lock.pypi.series import wheel_tags
 from imagefactory.lock.pypi.uv import UvLocker
+from imagefactory.matrix.compat import CompatGpu, cell, exact_releases, serves
 from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel, Target
 from imagefactory.oci.graph import (
     StoreRepository,
@@ -803,9 +804,9 @@ def predict_inspected(
     """Return the prediction, and for a package of the index that of each part, the worst first.
 
     The worst part decides. If the package has GPU code itself, a part without code for the GPU leaves the
-    rest usable (PARTLY), unless it is a framework. A framework that does not run there but is replaceable is
-    only a warning; without other GPU code the answer is then unknown. Known faults of the whole count as in
-    a target.
+    rest usable (PARTLY), unless it is a framework. A framework that does not run there is only a warning if
+    another build or an older release of it may; without other GPU code, that build or *unknown* is the
+    answer. Known faults of the whole count as in a target.
     """
     whole = predict(inspected.contents, capability, driver, gpu=gpu)
     if not inspected.package:
@@ -818,16 +819,24 @@ def predict_inspected(
     own = inspected.parts[0].source == inspected.package
     rows: list[tuple[Prediction, PartAnswer]] = []
     warnings, replaceable = [], False
+    other: tuple[Compatibility, str] | None
     for part in inspected.parts:
         prediction = predict(part, capability, driver, gpu=gpu)
         name = part.source.partition(" ")[0]
-        if prediction.answer is Compatibility.NO and name in inspected.replaceable:
-            reason = f"{prediction.reason}; {inspected.package} also accepts older releases of {name}"
+        other = None
+        if prediction.answer is Compatibility.NO:
+            if name == "torch":
+                other = _other_torch(part.packages[0].version, capability, driver, inspected.platform)
+            if other is None and name in inspected.replaceable:
+                other = Compatibility.UNKNOWN, f"{inspected.package} also accepts older releases of {name}"
+        if other:
             replaceable = True
+            answer, advice = other
+            reason = f"{prediction.reason}; {advice}"
             if own:
                 warnings.append(f"{part.source}: {reason}")
                 continue
-            prediction = replace(prediction, answer=Compatibility.UNKNOWN, reason=reason)
+            prediction = replace(prediction, answer=answer, reason=reason)
         decides = not own or part.source == inspected.package or find_framework(part) is not None
         answer = prediction.answer
         if answer is Compatibility.NO and not decides:
@@ -853,6 +862,19 @@ def predict_inspected(
         warnings=tuple(dict.fromkeys((*warnings, *worst.warnings, *whole.warnings))),
     )
     return prediction, answers
+
+
+def _other_torch(
+    version: str, capability: Capability, driver: str, host: str
+) -> tuple[Compatibility, str] | None:
+    """Return the answer of a build of torch for another CUDA that runs on a GPU, and what to install."""
+    gpu = CompatGpu(name="", capability=capability, driver=driver, host=host)
+    for build in exact_releases(f"torch=={version}"):
+        answer = cell(build, gpu)
+        if build.question.cuda and serves(answer):
+            local = f"cu{build.question.cuda.replace('.', '')}"
+            return answer.answer, f"install torch=={version}+{local} from PyTorch's index"
+    return None
 
 
 def predict_everywhere(inspected: InspectResult, driver: str = "") -> tuple[Prediction, ...]:

@@ -521,13 +521,17 @@ def look_up(call: Call) -> Call:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    def make(*files: str, **libraries: bytes) -> FakeLocker:
+    def make(*files: str, torch_version: str = "1.0", **libraries: bytes) -> FakeLocker:
         """Pin a wheel for each of `libraries`, the first one of the requested package."""
         monkeypatch.setattr(inspect, "_SMALL", 0)
         monkeypatch.setattr(inspect, "LARGE", 0)
         paths = {name: f"{name}/_C.so" for name in libraries} | {"torch": "torch/lib/libtorch_cuda.so"}
         names = {name: {paths[name]: data} if data else {} for name, data in libraries.items()}
-        wheels = [make_wheel(tmp_path, name, files) for name, files in names.items()]
+        versions = {"torch": torch_version}
+        wheels = [
+            make_wheel(tmp_path, name, files, version=versions.get(name, "1.0"))
+            for name, files in names.items()
+        ]
         locker = FakeLocker(files, {path: path.as_uri() for path in wheels})
         monkeypatch.setattr(inspect, "uv_locker", lambda _: locker)
         return locker
@@ -583,6 +587,17 @@ def test_a_framework_decides_only_if_it_cannot_be_older(
     assert (said.code, row["answer"]) == (code, answer)
     reasons = [row["reason"], *row["warnings"]]
     assert len([text for text in reasons if "older releases of torch" in text]) == len(older)
+
+
+@pytest.mark.parametrize("own", [NEW, b""])
+def test_a_build_of_torch_for_another_cuda_counts(look_up: Call, index: Index, own: bytes) -> None:
+    """torch 2.7.1 of the index has no code for 12.0, but that for CUDA 12.8 has."""
+    index(DEMO, torch_version="2.7.1", demo=own, torch=OLD)
+    (row,) = json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")["gpus"]
+    assert row["answer"] == "yes"
+    assert len([text for text in (row["reason"], *row["warnings"]) if "torch==2.7.1+cu128" in text]) == 1
+    (row,) = json_of(look_up("demo==1.0", "--capability", "3.5", "--json"), "compat-scan-gpus")["gpus"]
+    assert row["answer"] == "no"
 
 
 def test_all_gpus_are_listed_without_a_question_about_one(look_up: Call, index: Index) -> None:
