@@ -804,9 +804,10 @@ def predict_inspected(
     """Return the prediction, and for a package of the index that of each part, the worst first.
 
     The worst part decides. If the package has GPU code itself, a part without code for the GPU leaves the
-    rest usable (PARTLY), unless it is a framework. A framework that does not run there is only a warning if
-    another build or an older release of it may; without other GPU code, that build or *unknown* is the
-    answer. Known faults of the whole count as in a target.
+    rest usable (PARTLY), and a part that scans cannot judge is a warning, unless it is a framework. A
+    framework that does not run there is only a warning if another build or an older release of it may;
+    without other GPU code, that build or *unknown* is the answer. Known faults of the whole count as in a
+    target.
     """
     whole = predict(inspected.contents, capability, driver, gpu=gpu)
     if not inspected.package:
@@ -818,7 +819,7 @@ def predict_inspected(
         return _without_code(inspected, capability), ()
     own = inspected.parts[0].source == inspected.package
     rows: list[tuple[Prediction, PartAnswer]] = []
-    warnings, replaceable = [], False
+    warnings, unsure, replaceable = [], set(), False
     other: tuple[Compatibility, str] | None
     for part in inspected.parts:
         prediction = predict(part, capability, driver, gpu=gpu)
@@ -842,6 +843,9 @@ def predict_inspected(
         if answer is Compatibility.NO and not decides:
             answer = Compatibility.PARTLY
         reason = prediction.reason
+        if answer is Compatibility.UNKNOWN and not decides:
+            unsure.add(part.source)
+            warnings.append(f"{part.source}: {reason}")
         rows.append(
             (
                 replace(prediction, answer=answer),
@@ -851,7 +855,7 @@ def predict_inspected(
     if framework is not None and not replaceable and gates_of(inspected.contents, framework):
         title = f"all {len(inspected.contents.packages)} packages together"
         rows.append((whole, PartAnswer(package=title, answer=whole.answer, reason=whole.reason)))
-    rows.sort(key=lambda row: _SEVERITY.index(row[0].answer))
+    rows.sort(key=lambda row: (row[1].package in unsure, _SEVERITY.index(row[0].answer)))
     worst, first = rows[0]
     answers = tuple(row for _, row in rows if row.package in {part.source for part in inspected.parts})
     itself = "" if own else f"{inspected.package} has no GPU code itself; "

@@ -224,11 +224,15 @@ def test_partial_libraries_are_counted(call: Call, tmp_path: Path) -> None:
     assert call(str(path), "--capability", "7.0").code == errors.EXIT_CHECK
 
 
-def test_a_cut_library_is_said_and_holds_nothing(call: Call, tmp_path: Path) -> None:
+def damaged_library() -> bytes:
     linked = bytearray(library(("sm_80",)))
     linked[16:20] = b"\1\0\x3e\0"  # an object for a linker, whose sections are told at its end
     linked[40:48] = len(linked).to_bytes(8, "little")
-    (tmp_path / "cut.o").write_bytes(linked[:2000])
+    return bytes(linked[:2000])
+
+
+def test_a_cut_library_is_said_and_holds_nothing(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "cut.o").write_bytes(damaged_library())
     said = call(str(tmp_path / "cut.o"))
     assert "damaged    cut.o: at 0x7d0: the file is truncated" in said.out
     assert said.out.endswith("\n\nno GPU code was found\n")
@@ -551,6 +555,8 @@ BLACKWELL = ("demo==1.0", "--gpu", "RTX 5070 Ti")
         ({"demo": NEW, "other": NEW}, "yes", 0),
         ({"demo": OLD, "other": NEW}, "no", errors.EXIT_CHECK),
         ({"demo": NEW, "other": OLD}, "partly", errors.EXIT_CHECK),
+        ({"demo": NEW, "other": damaged_library()}, "yes", 0),
+        ({"demo": damaged_library(), "other": NEW}, "unknown", errors.EXIT_UNKNOWN),
         ({"demo": b"", "other": OLD}, "no", errors.EXIT_CHECK),
         ({"demo": b"", "other": b""}, "on the CPU", 0),
         ({"demo": b"", "triton": b""}, "unknown", errors.EXIT_UNKNOWN),
