@@ -110,8 +110,8 @@ class InspectResult:
     """The contents, and in one line `how` they were found. `digest` is the digest of an image.
 
     `platform` is the architecture (`amd64`), empty if unknown. `package` is the name and version of a package
-    of the index. Its `contents` are those of its whole solution, its `parts` those of each wheel with GPU
-    code that counts. `compilers` are names of files and packages that make GPU code at run time.
+    of the index. Its `contents` are those of its whole solution, its `parts` those of each wheel with
+    relevant GPU code. `compilers` are names of files and packages that make GPU code at run time.
     `replaceable` are frameworks (`torch`) of which the package also accepts older releases.
     """
 
@@ -531,14 +531,22 @@ def _solve_package(
 
 
 def _replaceable(locker: UvLocker, request: WheelRequest, wheels: Sequence[LockedWheel]) -> tuple[str, ...]:
-    """Return the frameworks among the wheels of which an older release is a solution too."""
+    """Return the frameworks among the wheels of which an older release is a solution too.
+
+    Raises UnreachableError.
+    """
     frameworks = set(families().values())
     names = []
     for wheel in wheels:
-        if wheel.name in frameworks:
-            with contextlib.suppress(LockError):
-                locker.solve(replace(request, constraints=(f"{wheel.name}<{wheel.version}",)))
-                names.append(wheel.name)
+        if wheel.name not in frameworks:
+            continue
+        try:
+            locker.solve(replace(request, constraints=(f"{wheel.name}<{wheel.version}",)))
+        except UnreachableError:
+            raise
+        except LockError:
+            continue
+        names.append(wheel.name)
     return tuple(names)
 
 
@@ -746,9 +754,9 @@ def _scan_whole(access: Access, wheel: LockedWheel, url: str, progress: Progress
 def _join_package(
     text: str, platform: str, solution: PackageSolution, scans: Sequence[ScanResult]
 ) -> InspectResult:
-    """Return the joined contents, with a part for each wheel whose GPU code counts.
+    """Return the joined contents, with a part for each wheel with relevant GPU code.
 
-    Libraries that choose their own code count only if there are no others, as in a target.
+    Libraries that choose their own code are relevant only if there are no others, as in a target.
     """
     contents = _join_scans(
         text, [InstalledPackage(name=w.name, version=w.version) for w in solution.wheels], scans
@@ -767,7 +775,7 @@ def _join_package(
     )
     how = (
         f"the package index, solved on {solution.solved:%Y-%m-%d} for Python {solution.python} "
-        f"on {platform}; {len(parts)} of {len(solution.wheels)} wheels have GPU code that counts{absent}"
+        f"on {platform}; {len(parts)} of {len(solution.wheels)} wheels have relevant GPU code{absent}"
     )
     return InspectResult(
         contents=contents,
@@ -819,43 +827,36 @@ def predict_inspected(
         return _without_code(inspected, capability), ()
     own = inspected.parts[0].source == inspected.package
     rows: list[tuple[Prediction, PartAnswer]] = []
-    warnings, unsure, replaceable = [], set(), False
-    other: tuple[Compatibility, str] | None
+    warnings, undecided, replaceable = [], set(), False
     for part in inspected.parts:
         prediction = predict(part, capability, driver, gpu=gpu)
         name = part.source.partition(" ")[0]
-        other = None
-        if prediction.answer is Compatibility.NO:
+        decides = not own or part.source == inspected.package or find_framework(part) is not None
+        answer, reason, other = prediction.answer, prediction.reason, None
+        if answer is Compatibility.NO:
             if name == "torch":
                 other = _other_torch(part.packages[0].version, capability, driver, inspected.platform)
             if other is None and name in inspected.replaceable:
                 other = Compatibility.UNKNOWN, f"{inspected.package} also accepts older releases of {name}"
         if other:
-            replaceable = True
-            answer, advice = other
-            reason = f"{prediction.reason}; {advice}"
-            if own:
-                warnings.append(f"{part.source}: {reason}")
-                continue
-            prediction = replace(prediction, answer=answer, reason=reason)
-        decides = not own or part.source == inspected.package or find_framework(part) is not None
-        answer = prediction.answer
-        if answer is Compatibility.NO and not decides:
-            answer = Compatibility.PARTLY
-        reason = prediction.reason
-        if answer is Compatibility.UNKNOWN and not decides:
-            unsure.add(part.source)
+            replaceable, decides = True, not own
+            reason = f"{reason}; {other[1]}"
+            answer = answer if own else other[0]
+        elif answer is Compatibility.NO and not decides:
+            answer, decides = Compatibility.PARTLY, True
+        if not decides and answer in (Compatibility.NO, Compatibility.UNKNOWN):
+            undecided.add(part.source)
             warnings.append(f"{part.source}: {reason}")
         rows.append(
             (
-                replace(prediction, answer=answer),
+                replace(prediction, answer=answer, reason=reason),
                 PartAnswer(package=part.source, answer=answer, reason=reason),
             )
         )
     if framework is not None and not replaceable and gates_of(inspected.contents, framework):
         title = f"all {len(inspected.contents.packages)} packages together"
         rows.append((whole, PartAnswer(package=title, answer=whole.answer, reason=whole.reason)))
-    rows.sort(key=lambda row: (row[1].package in unsure, _SEVERITY.index(row[0].answer)))
+    rows.sort(key=lambda row: (row[1].package in undecided, _SEVERITY.index(row[0].answer)))
     worst, first = rows[0]
     answers = tuple(row for _, row in rows if row.package in {part.source for part in inspected.parts})
     itself = "" if own else f"{inspected.package} has no GPU code itself; "

@@ -491,6 +491,8 @@ class FakeLocker:
         self.files, self.pinned, self.solved = files, dict(pinned), list[WheelRequest]()
         self.older: tuple[str, ...] = ()
         """Frameworks of which it has an older release that the package accepts."""
+        self.torn = False
+        """Whether the index stops answering after the first solution."""
 
     def empty_lock(self, name: str, python: str, platform: str) -> Lock:
         machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
@@ -506,6 +508,8 @@ class FakeLocker:
 
     def solve(self, request: WheelRequest) -> None:
         (constraint,) = request.constraints
+        if self.torn:
+            raise UnreachableError("index-unreachable", "it does not answer", hint="check the network")
         if constraint.partition("<")[0] not in self.older:
             raise LockError("unsolvable", "no older release", hint="none")
 
@@ -593,6 +597,16 @@ def test_a_framework_decides_only_if_it_cannot_be_older(
     assert (said.code, row["answer"]) == (code, answer)
     reasons = [row["reason"], *row["warnings"]]
     assert len([text for text in reasons if "older releases of torch" in text]) == len(older)
+    torch = {part["package"]: part["answer"] for part in row["packages"]}["torch 1.0"]
+    assert torch == ("no" if own or not older else "unknown")  # listed, although it does not decide
+
+
+def test_an_index_that_stops_answering_pins_nothing(look_up: Call, index: Index) -> None:
+    locker = index(DEMO, demo=NEW, torch=OLD)
+    locker.torn, locker.older = True, ("torch",)
+    assert look_up(*BLACKWELL).error_codes == ("release-unknown",)
+    locker.torn = False
+    assert look_up(*BLACKWELL).code == 0  # nothing wrong was stored
 
 
 @pytest.mark.parametrize("own", [NEW, b""])
