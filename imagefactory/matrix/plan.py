@@ -168,7 +168,7 @@ class CellRuling:
 class PlannedCell:
     """One target on one type of GPU. `required` is true if the recipe requires that capability.
 
-    `proven` is the time of the image's last verification there, even if expired, and `until` its expiry.
+    `verified` is the time of the image's last verification there, even if expired, and `until` its expiry.
     Both are None for never.
     """
 
@@ -176,7 +176,7 @@ class PlannedCell:
     state: CellState
     ruling: CellRuling
     required: bool
-    proven: datetime | None = None
+    verified: datetime | None = None
     until: datetime | None = None
 
 
@@ -241,14 +241,14 @@ def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
             ruling = replace(ruling, claim=claim, against=(claim, *ruling.against))
         state = _cell_state(stage, ruling, verifying=bool(inputs.devices))
         proofs = last_verdicts(stage.verdicts, device.part)
-        proven, until = proofs.get(device.capability, (None, None))
+        verified, until = proofs.get(device.capability, (None, None))
         cells.append(
             PlannedCell(
                 device=device,
                 state=state,
                 ruling=ruling,
                 required=is_required,
-                proven=proven,
+                verified=verified,
                 until=until,
             )
         )
@@ -365,7 +365,7 @@ def starts_by_kit(target: Target) -> bool:
     return target.gpu and not rocm_of(target.cuda)
 
 
-def turn_of(proven: datetime | None, seed: str) -> tuple[object, ...]:
+def turn_of(verified: datetime | None, seed: str) -> tuple[object, ...]:
     """Return the sort key of cells: the oldest verdict first, then unverified cells by a hash of `seed`."""
     never = datetime.max.replace(tzinfo=UTC)
-    return proven is None, proven or never, hashlib.sha256(seed.encode()).digest()
+    return verified is None, verified or never, hashlib.sha256(seed.encode()).digest()

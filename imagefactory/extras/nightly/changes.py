@@ -159,7 +159,7 @@ def _save_cell(cell: PlannedCell) -> SavedCell:
         capability=capability_row(cell.device.capability, cell.device.part),
         status=cell.state,
         required=cell.required,
-        verified=cell.proven,
+        verified=cell.verified,
         expires=cell.until,
         failure=as_single_line(f"{no.rule}: {no.reason}") if no else "",
     )
@@ -382,7 +382,7 @@ def cells_for_night(
     def turn(job: _Job) -> tuple[object, ...]:
         target, cell = job
         seed = f"{day} {target.target.name} {cell.device if cell else ''}"
-        return turn_of(cell.proven if cell else None, seed)
+        return turn_of(cell.verified if cell else None, seed)
 
     selected: dict[str, list[PlannedCell]] = {}
     for target, cell in sorted(jobs, key=turn)[:limit]:

@@ -44,7 +44,7 @@ def test_the_last_proof_is_the_newest_one_that_holds_or_has_expired() -> None:
     assert last_verdicts([*others, judged(Outcome.WRONG_NUMBERS), unread]) == {}
     there = TargetStatus(target=TARGET, missing="", image=BUILT, verdicts=(expired,))
     (cell,) = make_plan(PlanInput(stages=(there,), devices=(PlanGpu(capability=AMPERE),))).cells
-    assert (cell.state, cell.proven) == (CellState.VERIFY, NOW - timedelta(days=100))
+    assert (cell.state, cell.verified) == (CellState.VERIFY, NOW - timedelta(days=100))
 
 
 @pytest.mark.parametrize(("outcome", "left", "standing"), [

@@ -163,7 +163,7 @@ def test_a_plan_is_kept_in_words_and_read_back() -> None:
             state=CellState.SKIPPED,
             ruling=CellRuling(claim=claim, against=(claim,)),
             required=True,
-            proven=NIGHT,
+            verified=NIGHT,
             until=NIGHT + timedelta(days=80),
         )
         for claim in (refused, hoped)

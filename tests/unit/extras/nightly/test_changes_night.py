@@ -32,7 +32,7 @@ def cell(minor: int, days: int | None = None, state: CellState = CellState.VERIF
         state=state,
         ruling=CellRuling(claim=None),
         required=True,
-        proven=None if days is None else NOW - timedelta(days=days),
+        verified=None if days is None else NOW - timedelta(days=days),
     )
 
 
