@@ -1,4 +1,4 @@
-"""The steps of release.yml that make wheel and sdist, run on a copy of this tree; then both are installed and used."""
+"""The steps of release.yml that make wheel and sdist, run on a copy of this tree, and the use of both."""
 
 from __future__ import annotations
 
