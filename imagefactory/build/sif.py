@@ -5,8 +5,8 @@ Apptainer's additions to an image depend only on the image's config. So apptaine
 image with that config. Its files are added to the layers, and its container is put around them. The same
 image, apptainer and zstd give the same file, because every time in it is the image's own.
 
-A .sqsh is for enroot, which Slurm's plugin pyxis uses: a squashfs with four files that have the contents of
-the OCI config. Source: NVIDIA enroot 4.1, doc/image-format.md, and what `enroot import` writes.
+A .sqsh is for enroot, which Slurm's plugin pyxis uses: a squashfs with files that have the contents of the
+OCI config. Source: NVIDIA enroot 4.1, doc/image-format.md, and what `enroot import` writes.
 """
 
 from __future__ import annotations
@@ -296,6 +296,7 @@ def enroot_files(config: Mapping[str, Any], origin: str) -> dict[str, str]:
                 f"enroot cannot mount the image's volume {path!r}",
                 hint="remove it from the image's config",
             )
+    path = next((row.removeprefix("PATH=") for row in environment if row.startswith("PATH=")), "")
     workdir = shlex.quote(config.get("WorkingDir") or "/")
     entrypoint = shlex.join(map(str, config.get("Entrypoint") or ()))
     default = shlex.join(words) or "/bin/sh"
@@ -312,6 +313,8 @@ def enroot_files(config: Mapping[str, Any], origin: str) -> dict[str, str]:
             f"${{ENROOT_ROOTFS}}{path} {path} none x-create=dir,bind,rw,nosuid,nodev\n" for path in volumes
         ),
         "etc/rc": "\n".join(comments) + "\n\n" + start,
+        # enroot starts a login shell, and Debian's /etc/profile resets PATH before it reads these files.
+        "etc/profile.d/zz-image-path.sh": f"export PATH={shlex.quote(path)}\n" if path else "",
         "etc/rc.local": "# /etc/rc reads this file before the command of the container starts.\n",
     }
 

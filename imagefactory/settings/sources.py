@@ -31,6 +31,7 @@ REASONS = {
     "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
+    "container": "",
     "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
@@ -154,6 +155,7 @@ MEANINGS = {
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
+    "container": ("`apptainer`", "what starts images in the Slurm jobs of `job write`: or `pyxis`"),
     "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "

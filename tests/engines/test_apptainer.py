@@ -446,7 +446,10 @@ def test_a_sqsh_is_the_image_as_enroot_starts_it(ground: Ground, tmp_path: Path)
     for path in (sqsh, again):
         write_sqsh(ground.layout, ground.image, path, compression="fast", workers=2, progress=QuietProgress())
     assert sha256_of(sqsh) == sha256_of(again)
-    own = {f"squashfs-root/etc/{name}" for name in ("environment", "fstab", "rc", "rc.local")}
+    own = {
+        f"squashfs-root/etc/{name}"
+        for name in ("environment", "fstab", "rc", "rc.local", "profile.d/zz-image-path.sh")
+    }
     own |= {"squashfs-root/etc/hosts"}  # apptainer empties it
     files, of_sif = listed(sqsh, 0), listed(ground.make(ground.image).path)
     assert own <= files.keys()
@@ -463,7 +466,7 @@ def test_a_sqsh_is_the_image_as_enroot_starts_it(ground: Ground, tmp_path: Path)
     environment = (tree / "etc/environment").read_text().splitlines()
     assert dict(row.split("=", 1) for row in environment) == dict(ground.image.environment)
     program = "import os, sys; print(os.getcwd(), sys.prefix, sys.argv[1:])"
-    command = ["chroot", tree, "/usr/bin/env", "-i", *environment, "/bin/sh", "/etc/rc"]
+    command = ["chroot", tree, "/usr/bin/env", "-i", *environment, "/bin/sh", "-l", "/etc/rc"]
     done = subprocess.run(
         [*command, "python", "-c", program, "a b"], capture_output=True, text=True, timeout=60
     )
