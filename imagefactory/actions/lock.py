@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -52,13 +53,13 @@ from imagefactory.lock.pypi.outdated import PypiRelease, releases
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, Target
+from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, LockedPackage, ReleaseCutoff, Target
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Progress
+from imagefactory.progress import Progress, QuietProgress
 from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
-from imagefactory.recipes.values import channel_name, within
+from imagefactory.recipes.values import channel_name, cutoff_of, longest_cooldown, parse_cutoff, within
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.settings.choices import SOLVERS
 
@@ -112,11 +113,14 @@ class LockOptions:
     """Options of locking. `update` names packages to upgrade, `update_all` upgrades all.
 
     `note` is written into the lock. With None the current note stays while the packages stay.
+    `exclude_newer` is a date, a time or an age (`parse_cutoff`); it replaces cooldowns. None means those of
+    the recipe and the settings.
     """
 
     update: tuple[str, ...] = ()
     update_all: bool = False
     note: str | None = None
+    exclude_newer: str | None = None
 
 
 Solution: TypeAlias = "tuple[Lock, tuple[OutdatedPackage, ...]]"
@@ -152,6 +156,9 @@ def lock_target(
                 _write_unsolvable(project.lock_folder, request, error, progress)
             error.message = _with_places(project, target, error)
             raise
+    same = before and (before.content_hash, before.packages) == (solved.content_hash, solved.packages)
+    if before and same and (before.cutoff or options.exclude_newer is None):
+        solved = replace(solved, cutoff=before.cutoff)  # another date alone would change the digest
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(project.lock_folder, after)
@@ -208,8 +215,34 @@ def lock_request(
         update=options.update,
         update_all=options.update_all,
         under=locked.parent.require(project.lock_folder) if locked.parent else None,
+        cutoff=release_cutoff(project, target, previous, options),
     )
-    return request, locked.current and not options.update and not options.update_all
+    stays = locked.current and not options.update and not options.update_all
+    if options.exclude_newer is not None and previous:
+        stays = stays and request.cutoff == previous.cutoff
+    return request, stays
+
+
+def release_cutoff(
+    access: Access, target: Target, previous: Lock | None, options: LockOptions
+) -> ReleaseCutoff | None:
+    """Return the cutoff of a solve for a target, None for releases of any age.
+
+    Without `update_all`, the cutoff of the previous lock applies if it is later, and its exceptions stay
+    except for the packages to update. Raises UsageError.
+    """
+    now = datetime.now(UTC)
+    if options.exclude_newer is not None:
+        return parse_cutoff(options.exclude_newer, now)
+    cutoff = cutoff_of(longest_cooldown((target.cooldown, access.settings.cooldown.value)), now)
+    before = previous.cutoff if previous and not options.update_all else None
+    if before is None:
+        return cutoff
+    stay = set(before.allowed) - set(map(canonicalize_name, options.update))
+    return ReleaseCutoff(
+        time=max(before.time, cutoff.time) if cutoff else before.time,
+        allowed=tuple(sorted({*stay, *(cutoff.allowed if cutoff else ())})),
+    )
 
 
 def solve_request(
@@ -222,8 +255,13 @@ def solve_request(
     errors.
     """
     target, locker = request.target, target_locker(access, request.target)
-    solved = locker.lock(request, progress)
+    try:
+        solved = locker.lock(request, progress)
+    except UnsolvableError as error:
+        raise _explain_cutoff(locker, request, error) from error
     outdated = locker.behind(request, solved, progress)
+    if request.cutoff:
+        outdated = (*outdated, *_excluded_releases(locker, request, solved, progress))
     try:
         _check_not_outdated(target, outdated)
     except OutdatedError:
@@ -234,6 +272,85 @@ def solve_request(
                 locker.lock(replace(request, target=newer), progress)
         raise
     return solved, outdated
+
+
+def _excluded_releases(
+    locker: Locker, request: LockRequest, solved: Lock, progress: Progress
+) -> tuple[OutdatedPackage, ...]:
+    """Return the newer releases that a solution would have without the cutoff. Raises like `lock`."""
+    try:
+        free = locker.lock(replace(request, cutoff=None), QuietProgress())
+    except UnsolvableError as error:
+        progress.note(f"{request.target.name}: releases after the cutoff are not known: {error.message}")
+        return ()
+    locked = {package.name: package for package in solved.packages}
+    others = [p for p in free.packages if p.name in locked and p.version != locked[p.name].version]
+    return tuple(
+        OutdatedPackage(
+            name=package.name,
+            locked=locked[package.name].version,
+            newest=package.version,
+            reason=excluded_reason(uploaded),
+            accept="",
+            named=False,
+            uploaded=f"{uploaded:%Y-%m-%dT%H:%M:%SZ}",
+        )
+        for package, uploaded in _after_cutoff(locker, request, free, others)
+    )
+
+
+def _after_cutoff(
+    locker: Locker, request: LockRequest, lock: Lock, packages: Sequence[LockedPackage]
+) -> Iterator[tuple[LockedPackage, datetime]]:
+    """Yield the packages of a lock that were uploaded after the cutoff of a request, with their times."""
+    uploads = locker.uploads(packages, lock, request.target) if packages else {}
+    for package in packages:
+        time = uploads.get(package.filename)
+        if request.cutoff and time and time > request.cutoff.time:
+            yield package, time.astimezone(UTC)
+
+
+def excluded_reason(uploaded: datetime) -> str:
+    """Return the reason why a release was not locked, with its age."""
+    return f"it is {format_age(uploaded)} old, which is too new"
+
+
+def format_age(time: datetime) -> str:
+    """Return the time since `time` in hours, or days from 48 hours on."""
+    hours = int((datetime.now(UTC) - time).total_seconds() // 3600)
+    number, unit = (hours // 24, "day") if hours >= 48 else (hours, "hour")
+    return f"{number} {unit}{'' if number == 1 else 's'}"
+
+
+def _explain_cutoff(locker: Locker, request: LockRequest, error: UnsolvableError) -> UnsolvableError:
+    """Return the error of a request, or another one if only the cutoff prevents a solution."""
+    if request.cutoff is None:
+        return error
+    try:
+        free = locker.lock(replace(request, cutoff=None), QuietProgress())
+        young = list(_after_cutoff(locker, request, free, free.packages))
+    except LockError:
+        return error
+    below = {package.filename for package in request.under.packages} if request.under else set()
+    young = [row for row in young if row[0].filename not in below]
+    young = [row for row in young if canonicalize_name(row[0].name) not in request.cutoff.allowed]
+    if not young:
+        return error
+    requests = (*request.target.requirements, *request.target.pip)
+    named = {canonicalize_name(re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]) for text in requests}
+    young = [row for row in young if canonicalize_name(row[0].name) in named] or young
+    texts = [f"{package.name} {package.version} ({format_age(time)} old)" for package, time in young]
+    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
+    names = {*request.cutoff.allowed, *(canonicalize_name(package.name) for package, _ in young)}
+    accepted = replace(request.cutoff, allowed=tuple(sorted(names)))
+    return UnsolvableError(
+        "releases-too-new",
+        f"{request.target.name}: there is a solution only with releases after "
+        f"{request.cutoff.time:%Y-%m-%d %H:%M} UTC: {', '.join(texts[:5])}{more}",
+        hint=f'wait, or accept them: imagefactory lock {request.target.name} --exclude-newer "{accepted}"',
+        tree=error.tree,
+        conflict=error.conflict,
+    )
 
 
 def solve_target(

@@ -96,6 +96,8 @@ class TargetLockRow(TypedDict):
     """Companion packages that the recipe omits; empty for none."""
     built: list[BuiltWheelRow]
     """The wheels that `--build` built."""
+    exclude_newer: str
+    """The time after which no release was locked, also with exempt packages; empty for any age."""
     layers_changed: NotRequired[bool | None]
 
 
@@ -260,6 +262,11 @@ def _or_qemu(built: BuildResult) -> str:
     help="Upgrade this package (repeatable).",
 )
 @click.option("--upgrade", "-U", "update_all", is_flag=True, help="Upgrade all packages.")
+@click.option(
+    "--exclude-newer",
+    metavar="WHEN",
+    help='Lock no release after this date, or younger than this age, such as "7 days except numpy".',
+)
 @only_with(
     "wheels",
     click.option(
@@ -294,6 +301,7 @@ def lock(
     check: bool,
     update: tuple[str, ...],
     update_all: bool,
+    exclude_newer: str | None,
     deep: bool,
     note: str | None,
     render: str | None,
@@ -323,6 +331,11 @@ def lock(
     reject_conflict(
         check and (update or update_all),
         "--check and --upgrade-package exclude each other",
+        "remove one of them",
+    )
+    reject_conflict(
+        (check or render) and exclude_newer is not None,
+        "--exclude-newer excludes --check and --render",
         "remove one of them",
     )
     reject_conflict(
@@ -360,7 +373,7 @@ def lock(
         layers = {t.name: state for t in selection if (state := layers_state(factory, t))}
         of_layers = selection if deep else ()
         return _check(call, factory, names, states, layers, deep=of_layers, as_json=as_json)
-    options = LockOptions(update=update, update_all=update_all, note=note)
+    options = LockOptions(update=update, update_all=update_all, note=note, exclude_newer=exclude_newer)
     if update and not names:
         bases, selection = [], holding(factory, selection, update)
     reject_conflict(
@@ -394,6 +407,7 @@ def lock(
                 row = TargetLockRow(
                     target=target.name,
                     changed=relock.before != relock.after,
+                    exclude_newer=str(relock.after.cutoff or ""),
                     outdated=[package.as_json() for package in relock.behind],
                     note=lacking,
                     built=wheels,

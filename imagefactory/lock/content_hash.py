@@ -43,5 +43,7 @@ def content_hash(target: Target, base: BaseSpec, parent_lock: Lock | None) -> st
         decides["sources"] = sorted(target.sources)
     if target.exclude:
         decides["exclude"] = sorted(target.exclude)
+    if target.cooldown:
+        decides["cooldown"] = target.cooldown
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

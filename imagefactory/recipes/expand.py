@@ -573,6 +573,7 @@ def _target_on(recipe: Recipe, row: RecipeRow, parent: Target) -> Target:
         origins=tuple(sorted((dict(row.origins) | dict(parent.origins)).items())),
         sources=tuple(text for _, text in row.sources),
         exclude=tuple(dict.fromkeys((*parent.exclude, *row.exclude))),
+        cooldown=row.cooldown or parent.cooldown,
     )
 
 

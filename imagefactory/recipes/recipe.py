@@ -224,7 +224,17 @@ _FAMILY_REQUIRED = {
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
-_LISTS = ("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude")
+_LISTS = (
+    "capabilities",
+    "checks",
+    "waive",
+    "packages",
+    "constraints",
+    "environment",
+    "index",
+    "exclude",
+    "cooldown",
+)
 _OVERRIDABLE = (*_LISTS, *_OF_CONDA)
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BASE_ONLY_KEYS, *_OVERRIDABLE)
@@ -382,6 +392,7 @@ def _common(
         pip=requirements("pip", "package", "pypi"),
         origins=read_origins(reader, fields.get("index")),
         exclude=tuple(map(canonical, reader.texts(fields.get("exclude"), "exclude", "excluded package"))),
+        cooldown=reader.text(fields.get("cooldown"), "cooldown", "cooldown"),
     )
 
 
@@ -405,6 +416,7 @@ def _merge(
         origins=tuple((dict(common.origins) | dict(child_row.origins)).items()),
         channels=child_row.channels or common.channels,
         priority=child_row.priority or common.priority or "strict",
+        cooldown=child_row.cooldown or common.cooldown,
         virtual=tuple((dict(common.virtual) | dict(child_row.virtual)).items()),
         description=reader.text(row.get("description"), "description", "description"),
         labels=read_labels(reader, row.get("labels")),

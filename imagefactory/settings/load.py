@@ -80,6 +80,9 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if solver.value not in SOLVERS and not (path.is_absolute() and path.is_file()):
         hint = f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba"
         raise _invalid("solver", solver, "a solver", hint)
+    cooldown = values["cooldown"]
+    if cooldown.value and not RULES["cooldown"].allows(cooldown.value):
+        raise _invalid("cooldown", cooldown, "an age", f"write {RULES['cooldown'].write}")
     center = values["center"]
     if center.value and not CENTER.fullmatch(center.value):
         raise UsageError(
@@ -254,6 +257,7 @@ class Settings:
     debian_mirror: SettingValue
     channels: SettingValue
     solver: SettingValue
+    cooldown: SettingValue
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue

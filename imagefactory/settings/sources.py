@@ -24,6 +24,7 @@ REASONS = {
     "debian-mirror": "it decides which servers are queried",
     "channels": "it decides which servers are queried, or which directories are read",
     "solver": "a program to run",
+    "cooldown": "it decides which releases are accepted",
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
@@ -130,6 +131,11 @@ MEANINGS = {
     "solver": (
         "`rattler`",
         "of conda's packages: or your own `conda`, `mamba`, `micromamba`, or a path to one",
+    ),
+    "cooldown": (
+        "none",
+        "the least age of a release that `lock` takes from an index or a channel: `7 days`, `12 hours`, "
+        "`7 days except numpy, torch`",
     ),
     "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
     "workers": ("`0`", "what works at once; 0 is one per core"),
