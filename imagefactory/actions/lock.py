@@ -26,6 +26,7 @@ from imagefactory.errors import (
     OutdatedError,
     StaleError,
     StatementError,
+    ToolError,
     UnsolvableError,
     UsageError,
     os_problem,
@@ -228,11 +229,11 @@ def lock_request(
 def frozen_part(target: Target, name: str) -> Any:
     """Return a function of the importers for a target whose packages are another tool's lock.
 
-    Raises UsageError if this extra was deleted.
+    Raises ToolError if this extra was deleted.
     """
     if (part := load_extra(f"importers.frozen:{name}")) is None:
         where = target.frozen.where if target.frozen else target.where
-        raise UsageError(
+        raise ToolError(
             "extra-not-installed",
             f"{target.name}: 'frozen' at {where} needs the importers, which this installation lacks",
             hint="install imagefactory again",

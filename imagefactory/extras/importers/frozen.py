@@ -459,9 +459,9 @@ def _choose_wheels(frozen: FrozenLock, lock: Lock, index: str, named: Mapping[st
         if address not in own and not is_mirror(address):
             if address not in named:
                 line = f'{_index_name(address)} = "{address}"'
-                shown = show(without_secrets(address), limit=120)
+                index_text = show(without_secrets(address), limit=120)
                 problem(
-                    f"comes from the index {shown}, which the settings lack",
+                    f"comes from the index {index_text}, which the settings lack",
                     f"write below [indexes] in imagefactory.toml: {line}",
                 )
                 continue
@@ -752,13 +752,17 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
         conda=[text for text in conda if RULES["match spec"].allows(text)],
         channels=[*trial.lock.channels],
     )
-    framework, _ = find_framework(contents, request.framework, source)
+    try:
+        framework, _ = find_framework(contents, request.framework, source)
+    except UsageError as error:
+        error.message += "".join(f"\n  cannot be kept: {problem}" for problem in trial.problems)
+        raise
     row = FrameworkRow(framework=framework, source=source, spec=contents)
     version = request.version or row.version
     cuda = request.cuda or _cuda(trial.lock, source)
     if not version:
         raise UsageError(
-            "framework-not-locked",
+            "framework-missing",
             f"{request.file.name} does not have the package '{framework}'",
             hint="choose a package of the lock: --framework NAME",
         )
