@@ -22,6 +22,7 @@ REASONS = {
     "index": "it decides which servers are queried",
     "indexes": "it decides which servers are queried",
     "debian-mirror": "it decides which servers are queried",
+    "debian-snapshot": "it decides which servers are queried",
     "channels": "it decides which servers are queried, or which directories are read",
     "solver": "a program to run",
     "codec": "",
@@ -123,6 +124,11 @@ MEANINGS = {
         'a table, `pytorch-cu128 = "https://..."`: the package indexes that `index` in recipes names',
     ),
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
+    "debian-snapshot": (
+        "what apt is set to (newer versions)",
+        "snapshots of Debian's archive, for packages that the mirror no longer has: an address with "
+        "`archive/debian/TIME/`, or `none`",
+    ),
     "channels": (
         "none",
         'a table, `"conda-forge" = "https://..."` or a directory that replaces a conda channel',
