@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.capability import MACHINES, SUBDIRS
-from imagefactory.lock.content_hash import FORMAT
+from imagefactory.lock.changes import FORMAT
 from imagefactory.model import Lock, LockedCondaPackage
 from imagefactory.recipes.values import parse_stored_cutoff
 

@@ -20,8 +20,8 @@ from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, release_cutoff, solve_target
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda import by_conda_lock
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import PinnedVersions
