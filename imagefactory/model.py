@@ -63,6 +63,24 @@ class OwnFile:
     executable: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenSpec:
+    """The lock file of another tool whose very files a target has, so that nothing is solved.
+
+    `file` is its path below the project's root (`./uv.lock`). `environment`, `extras` and `groups` select
+    its parts. `skip` are normalized names of packages that the image omits. `sha256` is that of the file,
+    empty if it is missing.
+    """
+
+    file: str
+    where: SourceLocation
+    environment: str = ""
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    sha256: str = ""
+
+
 NO_CUDA = "none"
 """The `cuda` of targets only for CPUs."""
 
@@ -120,6 +138,7 @@ class Target(EnvironmentValues):
     `on` names the parent target, which this one adds packages to; empty for none. A target has its parent's
     source and requirements, and keeps every package of its lock. `sources` are directories (`./src/lab`) and
     repositories (`git+https://...@COMMIT`) without a wheel. A target with sources has no lock.
+    With `frozen` the packages are the files of another tool's lock.
     """
 
     name: str
@@ -132,6 +151,7 @@ class Target(EnvironmentValues):
     files: tuple[FilesSpec, ...] = ()
     start: ContainerStart = ContainerStart()
     sources: tuple[str, ...] = ()
+    frozen: FrozenSpec | None = None
 
     @property
     def gpu(self) -> bool:

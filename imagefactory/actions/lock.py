@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 from urllib.parse import urlsplit
 
 from packaging.metadata import parse_email
@@ -61,6 +61,7 @@ from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, LockedCondaPackage, Target
 from imagefactory.oci.manifests import Image
+from imagefactory.plugins import load_extra
 from imagefactory.progress import Progress
 from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
@@ -144,9 +145,21 @@ def lock_target(
     parent without a lock, and the solver's errors.
     """
     _check_note(target, options.note)
+    if target.frozen and (options.update or options.update_all):
+        raise UsageError(
+            "target-frozen",
+            f"the packages of {target.name} are the files of {target.frozen.file}, and are not solved",
+            hint=f"upgrade them there, and run imagefactory lock {target.name}; to solve them, import the "
+            "file again without --frozen",
+        )
     outdated: tuple[OutdatedPackage, ...] = ()
     request, current = lock_request(project, target, options, progress)
     base, before = request.base, request.previous
+    if current and before and target.frozen and (names := _frozen_difference(project, target, before)):
+        progress.note(
+            f"{target.name} differs from {target.frozen.file} in {', '.join(names)}: it is locked again"
+        )
+        current = False
     if before is not None and current:
         solved = replace(before, target=target.name)
     elif solution is not None and solution[0].content_hash == request.content_hash:
@@ -219,6 +232,37 @@ def lock_request(
     return request, locked.current and not options.update and not options.update_all
 
 
+def frozen_part(target: Target, name: str) -> Any:
+    """Return a function of the importers for a target whose packages are another tool's lock.
+
+    Raises ToolError if this extra was deleted.
+    """
+    if (part := load_extra(f"importers.frozen:{name}")) is None:
+        where = target.frozen.where if target.frozen else target.where
+        raise ToolError(
+            "extra-not-installed",
+            f"{target.name}: 'frozen' at {where} needs the importers, which this installation lacks",
+            hint="install imagefactory again",
+        )
+    return part
+
+
+def frozen_state(project: Project, target: Target, state: str) -> str:
+    """Return the state of a target's lock, compared with the file of another tool if its recipe names one.
+
+    `state` is that of the lock itself. Raises LockError for an unreadable file.
+    """
+    if target.frozen and state == "ok":
+        names = _frozen_difference(project, target, require_lock(project, target))
+        return f"differs from {target.frozen.file} in {', '.join(names)}" if names else state
+    return state
+
+
+def _frozen_difference(project: Project, target: Target, lock: Lock) -> tuple[str, ...]:
+    names: tuple[str, ...] = frozen_part(target, "frozen_difference")(project, target, lock)
+    return names
+
+
 def solve_request(
     access: Access, request: LockRequest, progress: Progress, *, build: bool = False
 ) -> Solution:
@@ -228,7 +272,10 @@ def solve_request(
     recipe's packages have none. Raises OutdatedError for an outdated package of the recipe, and the solver's
     errors.
     """
-    target, locker = request.target, target_locker(access, request.target)
+    target = request.target
+    if target.frozen:
+        return frozen_part(target, "freeze")(access, request, progress), ()
+    locker = target_locker(access, target)
     solved = locker.lock(request, progress)
     outdated = locker.behind(request, solved, progress)
     try:

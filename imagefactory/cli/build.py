@@ -332,7 +332,7 @@ def lock(
     A lock whose recipe did not change is not solved again. Other locks change as little as possible.
     """
     from imagefactory.actions.definition import layers_state
-    from imagefactory.actions.lock import LockOptions, lock_base, parents_first
+    from imagefactory.actions.lock import LockOptions, frozen_state, lock_base, parents_first
     from imagefactory.actions.locked import base_state, holding, lock_state
     from imagefactory.project import require_own_project
     from imagefactory.recipes.edit import omitted_companions
@@ -377,7 +377,7 @@ def lock(
     bases = _select_bases(factory, names, () if update else selection)
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
-        states |= {t.name: lock_state(factory, t) for t in selection}
+        states |= {t.name: frozen_state(factory, t, lock_state(factory, t)) for t in selection}
         layers = {t.name: state for t in selection if (state := layers_state(factory, t))}
         of_layers = selection if deep else ()
         search: FileSearch = None

@@ -1,6 +1,6 @@
 """Locking: from a target to the exact packages of its image, and to their addresses.
 
-files.py reads and writes the files of a lock, content_hash.py decides when a lock is outdated. pypi/ locks
+files.py reads and writes the files of a lock, changes.py decides when a lock is outdated. pypi/ locks
 wheels with uv, conda/ conda packages with py-rattler, debian/ the packages of a base with apt. download.py
 fetches locked packages.
 """
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Protocol
 
 from imagefactory.errors import OutdatedPackageRow
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.model import BaseSpec, Lock, Target
 from imagefactory.progress import Progress
 

@@ -268,6 +268,9 @@ RULES: Mapping[str, ValueRule] = {
         300,
         'a package with bounds, such as "numpy<2"; no addresses, markers or options',
     ),
+    "frozen file": ValueRule(
+        rf"\.(/{_STEP})+", 200, 'the path of a lock file from the root of the project, such as "./uv.lock"'
+    ),
     "constraint": ValueRule(
         rf"{_NAME} ?{_BOUNDS}", 200, 'a package and its bounds, such as "numpy<2"; no extras, no addresses'
     ),

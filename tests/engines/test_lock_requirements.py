@@ -13,7 +13,7 @@ import pytest
 
 from imagefactory.errors import LockError, UnsolvableError, extra_hint
 from imagefactory.lock import LockRequest
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock
 from imagefactory.lock.pypi.uv import UvLocker

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.capability import MACHINES, SUBDIRS
-from imagefactory.lock.content_hash import FORMAT
+from imagefactory.lock.changes import FORMAT
 from imagefactory.model import Lock, LockedCondaPackage
 
 MAX_BYTES = 8 * 1024 * 1024

@@ -306,16 +306,7 @@ class CondaLocker:
         """
         target, previous = request.target, request.previous
         update, update_wheels = _check_updates(request)
-        unchanged = previous is not None and previous.content_hash == request.content_hash
-        conda = previous.conda if previous else ()
-        if not unchanged or update or request.update_all:
-            with progress.task("solving", unit="packages") as task:
-                moving = () if request.update_all else update
-                conda = self._solve(request, moving, unchanged=unchanged)
-                task.advance(len(conda))
-            # A channel may correct its record of a package; the parent's packages stay as locked.
-            below = {package.url: package for package in (request.under.conda if request.under else ())}
-            conda = tuple(below.get(package.url, package) for package in conda)
+        conda = self.packages(request, progress, update)
         lock = Lock(
             target=target.name,
             content_hash=request.content_hash,
@@ -332,6 +323,59 @@ class CondaLocker:
             lock = self._with_wheels(lock, replace(request, update=update_wheels), progress)
         check_facts(lock, target)
         return lock
+
+    def packages(
+        self, request: LockRequest, progress: Progress, update: tuple[str, ...] = ()
+    ) -> tuple[LockedCondaPackage, ...]:
+        """Return the conda packages of a target's lock, sorted by name. Raises like `lock`."""
+        previous = request.previous
+        unchanged = previous is not None and previous.content_hash == request.content_hash
+        conda = previous.conda if previous else ()
+        if not unchanged or update or request.update_all:
+            with progress.task("solving", unit="packages") as task:
+                moving = () if request.update_all else update
+                conda = self._solve(request, moving, unchanged=unchanged)
+                task.advance(len(conda))
+            # A channel may correct its record of a package; the parent's packages stay as locked.
+            below = {package.url: package for package in (request.under.conda if request.under else ())}
+            conda = tuple(below.get(package.url, package) for package in conda)
+        return conda
+
+    def described(
+        self, target: Target, packages: Sequence[LockedCondaPackage]
+    ) -> tuple[LockedCondaPackage, ...]:
+        """Return packages with the values of their channels' records, which have the same hash.
+
+        A package that its channel no longer lists keeps its own values, if it has a sha256. Raises LockError
+        for another hash, and for a package without a sha256 anywhere.
+        """
+        if not packages:
+            return ()
+        solver = self._solver(target)
+        records = run(solver.records(sorted({package.name for package in packages})))
+        by_url = {solver.true_address(record): record for record in records}
+        described = []
+        for package in packages:
+            record = by_url.get(package.url)
+            if record is None and not package.sha256:
+                raise LockError(
+                    "locked-file-gone",
+                    f"{target.name}: the channels no longer have {package.filename}, and no sha256 is known",
+                    hint="write the list again with sha256: conda list --explicit --sha256",
+                )
+            locked = solver.locked(record) if record else package
+            if (package.sha256 or locked.sha256, package.md5 or locked.md5) != (
+                locked.sha256,
+                locked.md5 or package.md5,
+            ):
+                raise LockError(
+                    "channel-file-changed",
+                    f"{target.name}: the channel has another file under the name {package.filename}: "
+                    f"expected {package.sha256 or package.md5}, found {locked.sha256}",
+                    hint="do not use this file; ask the administrator of the channel why it changed",
+                )
+            described.append(self._sized(locked, target))
+        return tuple(described)
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """Return the outdated packages that the recipe names. Raises like `lock`."""

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import LockError, os_problem
 from imagefactory.gpu.capability import MACHINES
-from imagefactory.lock.content_hash import FORMAT
+from imagefactory.lock.changes import FORMAT
 from imagefactory.model import Lock, LockedWheel
 from imagefactory.recipes.values import RULES
 

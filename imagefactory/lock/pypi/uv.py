@@ -261,7 +261,7 @@ class UvLocker:
         offers = self.offers(pins.lines, question.lock)
         reusable = reusable_wheels(question.previous, question.lock, question.update)
         chosen = choose(offers, question.lock, reusable, lambda name: self.project(name, question.lock))
-        chosen = self._sizes(chosen, offers, progress)
+        chosen = self.sizes(chosen, offers, progress)
         fixed = {wheel.name for wheel in question.fixed}
         local = [w for w in local_wheels(question.lock, self._index.root) if w.name not in fixed]
         wheels = tuple(sorted((*question.fixed, *chosen, *local), key=lambda wheel: wheel.name))
@@ -537,7 +537,7 @@ class UvLocker:
                 hint="run the same command again later",
             ) from error
 
-    def _sizes(
+    def sizes(
         self,
         wheels: tuple[LockedWheel, ...],
         offers: Mapping[str, tuple[IndexWheel, ...]],

@@ -19,8 +19,8 @@ from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import LockResult, has_wheels, solve_target
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda import by_conda_lock
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.debian import archive
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile

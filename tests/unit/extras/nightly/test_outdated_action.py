@@ -18,8 +18,8 @@ from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
 from imagefactory.extras.nightly import outdated as stages_watch
 from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda.explain import CudaBuild
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.outdated import PypiRelease

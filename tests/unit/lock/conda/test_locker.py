@@ -11,11 +11,11 @@ import pytest
 
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.explain import shortened
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import virtual_packages
-from imagefactory.lock.content_hash import content_hash
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import LockError
 from imagefactory.http import redact
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.facts import check_facts, cuda_version, rocm_builds
 from imagefactory.lock.pypi.index import PackageIndex, find_index
