@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
+from urllib.parse import urlsplit
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
@@ -20,9 +23,11 @@ from packaging.version import Version
 from imagefactory.access import Access, cache_lock, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.actions.build import BuildOptions, base_request, build_image, make_engine
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import locked_base, locked_target, require_lock
+from imagefactory.actions.locked import locked_base, locked_target, read_target_lock, require_lock
 from imagefactory.build.layer_lock import changed_inputs, lock_layers
 from imagefactory.errors import (
+    DownloadError,
+    ImagefactoryError,
     LockError,
     OutdatedError,
     StaleError,
@@ -34,13 +39,14 @@ from imagefactory.errors import (
 )
 from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
+from imagefactory.http import HttpError, HttpSession, RetryPolicy, redact
 from imagefactory.lock import Locker, LockRequest, OutdatedPackage, files
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import open_archive
-from imagefactory.lock.debian.lock import read_base_lock, write_base_lock
+from imagefactory.lock.debian.lock import deb_filename, read_base_lock, write_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.layers import (
@@ -54,7 +60,16 @@ from imagefactory.lock.pypi.outdated import PypiRelease, releases
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, LockedPackage, ReleaseCutoff, Target
+from imagefactory.model import (
+    BaseLock,
+    BaseSpec,
+    BuildSpec,
+    Lock,
+    LockedCondaPackage,
+    LockedPackage,
+    ReleaseCutoff,
+    Target,
+)
 from imagefactory.oci.manifests import Image
 from imagefactory.plugins import load_extra
 from imagefactory.progress import Progress, QuietProgress
@@ -635,6 +650,120 @@ def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: b
     if after != locked.lock:
         write_base_lock(project.base_lock_path(base), after)
     return after != locked.lock
+
+
+FileSource: TypeAlias = Literal["debian", "index", "channel"]
+
+
+class MissingFileRow(TypedDict):
+    """A locked file that no reachable place has any more."""
+
+    file: str
+    source: FileSource
+    locks: list[str]
+    """Names of targets, and of bases as `base:NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """The locked files that no place has. `unknown` are the errors of places that could not be read."""
+
+    missing: tuple[MissingFileRow, ...]
+    unknown: tuple[ImagefactoryError, ...]
+
+
+def check_available(
+    project: Project, bases: Sequence[BaseSpec], targets: Sequence[Target], progress: Progress
+) -> Availability:
+    """Look for each locked file of bases and targets in the archive, snapshots, index and channels.
+
+    Only indexes are read, and each conda archive has one HEAD request. The cache of this machine does not
+    count. Files of the project, and locks that cannot be read, are skipped: `--check` reports those.
+    """
+    locks: dict[str, Lock] = {}
+    base_locks: dict[str, BaseLock] = {}
+    for target in targets:
+        with suppress(LockError):
+            if lock := read_target_lock(project, target):
+                locks[target.name] = lock
+    for base in bases:
+        with suppress(LockError):
+            base_locks |= {lock.base: lock for lock in locked_base(project, base).locks}
+    names: dict[tuple[str, FileSource], set[str]] = {}
+    unknown: dict[str, ImagefactoryError] = {}
+
+    def search(name: str, source: FileSource, find: Callable[[], Iterable[str]]) -> None:
+        try:
+            for file in find():
+                names.setdefault((file, source), set()).add(name)
+        except (LockError, DownloadError, ToolError, UsageError) as error:
+            unknown.setdefault(error.message, error)
+
+    for name, base_lock in base_locks.items():
+        search(f"base:{name}", "debian", partial(_missing_debs, project, base_lock, progress))
+    if any(lock.wheels for lock in locks.values()):
+        locker = uv_locker(package_index(project))
+        with progress.task("locks in the index", total=len(locks), unit="locks") as task:
+            for name, lock in locks.items():
+                search(name, "index", partial(_missing_wheels, locker, lock))
+                task.advance(1)
+    conda = {package.url: package for lock in locks.values() for package in lock.conda}
+    lost = _missing_archives(project, tuple(conda.values()), unknown, progress) if conda else frozenset[str]()
+    for name, lock in locks.items():
+        search(name, "channel", partial(lost.intersection, [package.url for package in lock.conda]))
+    rows = tuple(
+        MissingFileRow(file=file, source=source, locks=sorted(some))
+        for (file, source), some in sorted(names.items())
+    )
+    return Availability(missing=rows, unknown=tuple(unknown.values()))
+
+
+def _missing_debs(project: Project, lock: BaseLock, progress: Progress) -> list[str]:
+    gone, lost = archive.unavailable_packages(lock, lock.packages, debian_mirror(project), progress)
+    if len(gone) > len(lost):
+        progress.note(f"base:{lock.base}: {len(gone) - len(lost)} packages are only in snapshots")
+    return [deb_filename(package) for package in lost]
+
+
+def _missing_wheels(locker: UvLocker, lock: Lock) -> list[str]:
+    return [wheel.filename for wheel in locker.unavailable(lock)]
+
+
+def _missing_archives(
+    access: Access,
+    packages: Sequence[LockedCondaPackage],
+    unknown: dict[str, ImagefactoryError],
+    progress: Progress,
+) -> frozenset[str]:
+    """Return the addresses of conda packages that their channels lack, or have with another size."""
+    channels = conda_channels(access)
+
+    def is_lost(package: LockedCondaPackage) -> bool:
+        host = urlsplit(package.url).netloc
+        try:
+            return host not in unknown and web.size(channels.address(package.url)) != package.size
+        except HttpError as error:
+            if error.status in (404, 410):
+                return True
+            unknown.setdefault(
+                host,
+                LockError(
+                    "channel-unreachable",
+                    redact(str(error)),
+                    hint="check the network, and the settings channels and certificates",
+                ),
+            )
+            return False
+        finally:
+            task.advance(1)
+
+    with (
+        HttpSession(channels, retry_policy=RetryPolicy(attempts=3)) as web,
+        progress.task("conda archives", total=len(packages), unit="packages") as task,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        lost = list(pool.map(is_lost, packages))
+    return frozenset(package.url for package, gone in zip(packages, lost, strict=True) if gone)
 
 
 def conda_locker(access: Access) -> CondaLocker:

@@ -54,6 +54,25 @@ def versions(lock: Lock) -> dict[str, str]:
     return {wheel.name: wheel.version for wheel in lock.wheels}
 
 
+@pytest.mark.parametrize("hashes", ["sha256", ""])
+def test_files_that_the_index_no_longer_has_are_listed(index: Index, tmp_path: Path, hashes: str) -> None:
+    lock = locker(index, tmp_path).lock(REQUEST, QuietProgress())
+    index.hashes = hashes
+
+    def gone() -> list[str]:
+        return [wheel.name for wheel in locker(index, tmp_path).unavailable(lock)]
+
+    index.requests.clear()
+    assert gone() == []
+    assert not [line for line in index.requests if line.startswith("GET /files/")]
+    index.hidden.update(index.rows["numpy"])
+    del index.rows["torch"]
+    assert gone() == ["numpy", "torch"]
+    here = locker(index, tmp_path, url="http://127.0.0.1:1/simple")
+    with pytest.raises(LockError):
+        here.unavailable(lock)
+
+
 @pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
 def test_a_target_is_locked(index: Index, tmp_path: Path, as_json: bool) -> None:
     index.json = as_json

@@ -80,6 +80,8 @@ _SOLVE = (
     "--no-header",
     "--annotation-style=split",
 )
+# The errors of a locked file that its index lacks.
+_GONE = ("index-file-changed", "locked-file-gone")
 # sysconfig, by which uv's package finds its program, is not safe for two threads that call it first.
 _FINDING = ThreadLock()
 
@@ -168,6 +170,7 @@ class UvLocker:
         self._platforms: list[tuple[str, str]] = []
         self._version, self._pages_at = "", ""
         self._solved: dict[WheelRequest, PinnedVersions | NoWheelError] = {}
+        self._listed: dict[str, frozenset[str]] = {}
 
     def require(self) -> str:
         """Return uv's version. Raises ToolError without uv."""
@@ -601,6 +604,47 @@ class UvLocker:
             for wheel, files in listed.items()
         }
         return {wheel.filename: time for wheel, rows in times.items() for time in rows if time}
+
+    def unavailable(self, lock: Lock) -> tuple[LockedWheel, ...]:
+        """Return the wheels of `lock` that their index no longer has, by the pages of their projects.
+
+        Each page is read once for all locks. A wheel without a page is searched as a build does. Wheels of
+        the project's own files are skipped. Raises LockError if the index cannot be read.
+        """
+        local, from_index = from_files(lock.origins), from_indexes(lock.origins)
+        wheels = [wheel for wheel in lock.wheels if wheel.name not in local]
+        if not self._pages_at and any(wheel.name not in from_index for wheel in wheels):
+            self.projects(("pip",), lock)
+        pages = {
+            wheel: f"{self._index.address(from_index[wheel.name], lock.target)}/{wheel.name}/"
+            if wheel.name in from_index
+            else self._pages_at and f"{self._pages_at}{wheel.name}/"
+            for wheel in wheels
+        }
+        unread = [page for page in set(pages.values()) if page and page not in self._listed]
+
+        def read(page: str) -> frozenset[str]:
+            try:  # an index without hashes has names
+                return frozenset(file.sha256 or file.filename for file in project_files(web, page))
+            except HttpError as error:
+                if error.status in (404, 410):
+                    return frozenset()
+                raise
+
+        problem = f"{lock.target}: cannot read the page of a project"
+        with self._web(problem) as web, ThreadPoolExecutor(8) as pool:
+            self._listed |= dict(zip(unread, pool.map(read, unread), strict=True))
+        gone = []
+        for wheel in wheels:
+            if {wheel.sha256, wheel.filename} & self._listed.get(pages[wheel], frozenset()):
+                continue
+            try:
+                self.addresses(replace(lock, wheels=(wheel,), conda=()))
+            except LockError as error:
+                if not isinstance(error, UnsolvableError) and error.code not in _GONE:
+                    raise
+                gone.append(wheel)
+        return tuple(gone)
 
     def required(
         self, wheels: Sequence[LockedWheel], listed: Mapping[LockedWheel, Sequence[IndexFile]], lock: Lock

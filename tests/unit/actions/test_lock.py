@@ -18,16 +18,18 @@ import yaml
 
 from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, release_cutoff, solve_target
-from imagefactory.errors import UnsolvableError
+from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest, OutdatedPackage
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda import by_conda_lock
+from imagefactory.lock.debian import archive
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import PinnedVersions
-from imagefactory.model import Lock, LockedWheel, ReleaseCutoff
+from imagefactory.model import DebianPackage, Lock, LockedWheel, ReleaseCutoff
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.views.images import format_relock
+from tests.made.command import Said
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
@@ -237,6 +239,79 @@ def test_a_lock_of_wheels_keeps_no_note(place: Place) -> None:
     shutil.copy(ROOT / "recipes" / "jax.yaml", place.root / "recipes")
     said = place.call("lock", "jax-0.4.30-cu12", "--note", "a")
     assert (said.code, said.error_codes) == (2, ("note-not-supported",))
+
+
+@dataclass
+class Debian:
+    """Stands in for a Debian archive with snapshots."""
+
+    gone: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    error: LockError | None = None
+
+    def unavailable_packages(
+        self, _: object, packages: tuple[DebianPackage, ...], *__: object
+    ) -> tuple[tuple[DebianPackage, ...], ...]:
+        if self.error:
+            raise self.error
+        return tuple(tuple(p for p in packages if p.name in names) for names in (self.gone, self.lost))
+
+
+@pytest.fixture
+def searched(place: Place, monkeypatch: pytest.MonkeyPatch) -> Debian:
+    """A locked target, whose files are all available: `channel` has them with the locked size."""
+    assert place.call("lock", "tiny-*").code == 0
+    shutil.copytree(ROOT / "lockfiles" / "bases", place.root / "lockfiles" / "bases")
+    for package in locked(place).conda:
+        (place.root / "channel" / package.subdir / package.filename).write_bytes(bytes(package.size))
+    debian = Debian()
+    monkeypatch.setattr(archive, "unavailable_packages", debian.unavailable_packages)
+    monkeypatch.setattr(stages_lock, "debian_mirror", lambda _: None)
+    return debian
+
+
+def locked(place: Place) -> Lock:
+    lock = read_lock(place.root / "lockfiles", place.factory.targets[0])
+    assert lock
+    return lock
+
+
+SEARCH = ("lock", "tiny-*", "--check", "--available", "--json")
+
+
+def missing(said: Said) -> dict[str, list[str]]:
+    return {row["file"]: row["locks"] for row in json.loads(said.out)["missing_files"]}
+
+
+def test_all_locked_files_are_available(place: Place, searched: Debian) -> None:
+    said = place.call(*SEARCH)
+    assert (said.code, missing(said)) == (0, {})
+    said = place.call(*SEARCH[:-1])
+    assert (said.code, said.out.splitlines()) == (0, ["1 lock is current, and all files are available"])
+    assert "missing_files" not in json.loads(place.call("lock", "--check", "--json", "tiny-*").out)
+
+
+def test_locked_files_that_no_place_has_are_listed(place: Place, searched: Debian) -> None:
+    numpy, python = (
+        next(one for one in locked(place).conda if one.name == name) for name in ("numpy", "python")
+    )
+    (place.root / "channel" / numpy.subdir / numpy.filename).unlink()
+    (place.root / "channel" / python.subdir / python.filename).write_bytes(b"of another size")
+    searched.gone, searched.lost = ("apt", "bash"), ("apt",)
+    said = place.call(*SEARCH)
+    assert (said.code, said.error_codes) == (9, ("locked-files-unavailable",))
+    rows = missing(said)
+    deb = next(file for file in rows if file.endswith(".deb"))
+    assert deb.startswith("apt_")
+    assert rows == {deb: ["base:debian-12"], numpy.url: ["tiny-2.3-cu121"], python.url: ["tiny-2.3-cu121"]}
+    assert [line for line in said.err.splitlines() if line.startswith("base:debian-12: 1 ")]
+
+
+def test_a_place_that_cannot_be_read_leaves_the_answer_unknown(place: Place, searched: Debian) -> None:
+    searched.error = LockError("archive-read-failed", "cannot read the package lists")
+    said = place.call(*SEARCH)
+    assert (said.code, said.error_codes, missing(said)) == (11, ("availability-unknown",), {})
+    assert place.call("lock", "tiny-*", "--available").code == 2
 
 
 # --- what cannot be solved -----------------------------------------------------------------------
