@@ -37,6 +37,7 @@ from imagefactory.settings.sources import RestrictedSetting, find_restricted, ke
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
+_SNAPSHOT = re.compile(r"https?://[A-Za-z0-9_./:@%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 CENTER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 """The name of a center. It has no `.` or `:`, so that `CENTER/TARGET` is never an address in a registry."""
@@ -61,6 +62,7 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
         except UsageError as error:
             setting_location = f"{_toml_name(name)} ({values[name].origin})"
             raise UsageError(error.code, f"{setting_location}: {error.message}", hint=error.hint) from error
+    _check_snapshot(values["debian_snapshot"])
     _check_mirrors(values["mirrors"])
     _check_indexes(values["indexes"])
     _check_channels(values["channels"])
@@ -86,6 +88,9 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if solver.value not in SOLVERS and not (path.is_absolute() and path.is_file()):
         hint = f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba"
         raise _invalid("solver", solver, "a solver", hint)
+    cooldown = values["cooldown"]
+    if cooldown.value and not RULES["cooldown"].allows(cooldown.value):
+        raise _invalid("cooldown", cooldown, "an age", f"write {RULES['cooldown'].write}")
     center = values["center"]
     if center.value and not CENTER.fullmatch(center.value):
         raise UsageError(
@@ -185,6 +190,12 @@ def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = 
         ) from error
 
 
+def _check_snapshot(setting: SettingValue) -> None:
+    if setting.value not in ("", "none") and not _SNAPSHOT.fullmatch(setting.value):
+        hint = 'write debian-snapshot = "https://HOST", with archive/debian/TIME/ below it, or "none"'
+        raise _invalid("debian-snapshot", setting, "an address of snapshots", hint)
+
+
 def _check_certificates(setting: SettingValue) -> None:
     if not setting.value:
         return
@@ -258,8 +269,10 @@ class Settings:
     index: SettingValue
     indexes: SettingValue
     debian_mirror: SettingValue
+    debian_snapshot: SettingValue
     channels: SettingValue
     solver: SettingValue
+    cooldown: SettingValue
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
