@@ -52,6 +52,7 @@ html_theme = "furo"
 html_title = "imagefactory"
 html_copy_source = False
 html_show_sphinx = False
+templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 PAGES = {

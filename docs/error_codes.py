@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +26,14 @@ class ErrorCall:
 
 def find_errors(package: Path = PACKAGE) -> list[ErrorCall]:
     """Return every place in `package` that creates an error with a code of its own."""
-    trees = _parse(package)
+    files = _nodes(package)
     classes = error_classes(package)
-    with_own_code = {
-        name for tree in trees.values() for name, call in _own_codes(tree, classes) if _first(call)
-    }
+    own = {file: tuple(_own_codes(nodes, classes)) for file, nodes in files.items()}
+    with_own_code = {name for calls in own.values() for name, call in calls if _first(call)}
     found = []
-    for file, tree in trees.items():
-        calls = [(name, call) for name, call in _calls(tree, classes) if name not in with_own_code]
-        for name, call in (*calls, *_own_codes(tree, classes)):
+    for file, nodes in files.items():
+        calls = [(name, call) for name, call in _calls(nodes, classes) if name not in with_own_code]
+        for name, call in (*calls, *own[file]):
             if (row := _read(call, diagnostic=name == DIAGNOSTIC)) is not None:
                 found.append(ErrorCall(row[0], name, file, call.lineno, row[1]))
     return found
@@ -45,8 +44,8 @@ def error_classes(package: Path = PACKAGE) -> dict[str, str]:
     """Return the name of each class below ImagefactoryError, and the name of its parent class."""
     parents = {
         node.name: base.id
-        for tree in _parse(package).values()
-        for node in ast.walk(tree)
+        for nodes in _nodes(package).values()
+        for node in nodes
         if isinstance(node, ast.ClassDef)
         for base in node.bases
         if isinstance(base, ast.Name)
@@ -59,25 +58,25 @@ def error_classes(package: Path = PACKAGE) -> dict[str, str]:
 
 
 @functools.cache
-def _parse(package: Path) -> dict[str, ast.Module]:
-    """Return the modules of `package` by their paths below its parent directory."""
+def _nodes(package: Path) -> dict[str, tuple[ast.AST, ...]]:
+    """Return all nodes of the modules of `package` by their paths below its parent directory."""
     return {
-        path.relative_to(package.parent).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        path.relative_to(package.parent).as_posix(): tuple(ast.walk(ast.parse(path.read_text("utf-8"))))
         for path in sorted(package.rglob("*.py"))
     }
 
 
-def _calls(tree: ast.AST, classes: dict[str, str]) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
+def _calls(nodes: Iterable[ast.AST], classes: dict[str, str]) -> Iterator[tuple[str, ast.Call]]:
+    for node in nodes:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
             if (name in classes or name == DIAGNOSTIC) and (node.args or node.keywords):
                 yield name, node
 
 
-def _own_codes(tree: ast.AST, classes: dict[str, str]) -> Iterator[tuple[str, ast.Call]]:
+def _own_codes(nodes: Iterable[ast.AST], classes: dict[str, str]) -> Iterator[tuple[str, ast.Call]]:
     """The calls of `super().__init__` in classes of errors."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef) and node.name in classes:
             for call in ast.walk(node):
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__":

@@ -119,19 +119,19 @@ def invite(call: CommandContext, output: Path | None, push: bool, catalog: str, 
     now = datetime.now(UTC)
     invitation = invitation_of(call.settings, catalog, now)
     text, path = format_invitation(invitation), output or Path(FILE)
-    catalog_address = ""
-    if push:
-        if invitation.catalog.startswith("/"):
-            raise UsageError(
-                "catalog-not-in-registry",
-                f"the catalog is a file ({invitation.catalog}), not in a registry",
-                hint="share the invitation file, or pass a registry: --catalog HOST/PATH",
-            )
-        catalog_address = push_invitation(call, str(invitation_place(invitation.catalog)), text, now)
+    if push and invitation.catalog.startswith("/"):
+        raise UsageError(
+            "catalog-not-in-registry",
+            f"the catalog is a file ({invitation.catalog}), not in a registry",
+            hint="share the invitation file, or pass a registry: --catalog HOST/PATH",
+        )
     try:
         replace_text(path, text)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="choose another file: -o FILE") from error
+    catalog_address = ""
+    if push:
+        catalog_address = push_invitation(call, str(invitation_place(invitation.catalog)), text, now)
     if as_json:
         return print_json(
             SiteInviteDocument(

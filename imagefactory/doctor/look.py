@@ -25,7 +25,7 @@ from imagefactory.errors import ImagefactoryError, ToolError, extra_hint
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
 from imagefactory.http import RetryPolicy, redact
 from imagefactory.lock.conda.own_tool import find_tool
-from imagefactory.lock.debian.archive import reach, read_sources
+from imagefactory.lock.debian.archive import find_snapshot, reach, read_sources
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.store import split_place
 from imagefactory.recipes.read import read_bases
@@ -225,6 +225,7 @@ def gather_machine_facts(
         ),
         apt_sources=tuple(dict.fromkeys(source.suite for source in read_sources(root / "etc/apt"))),
         debian_mirror=settings.debian_mirror.value,
+        debian_snapshot=find_snapshot(settings.debian_snapshot.value, environ),
         subuid=has_subordinate_ids(root / "etc/subuid", user),
         subgid=has_subordinate_ids(root / "etc/subgid", user),
         disks=(

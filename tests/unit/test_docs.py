@@ -20,8 +20,9 @@ from imagefactory.schedulers import cells
 from imagefactory.suite import table as smoke
 from imagefactory.suite.gpu import table as gpu
 from imagefactory.trust.verdict import VerdictStatus
+from tests.made.source import FILES, HOUSE, nodes
 
-ROOT = Path(__file__).parents[2]
+ROOT = HOUSE.parent
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
@@ -294,11 +295,9 @@ PINNED = ("build/steps.py", "build/conda_install.py", "lock/conda/file.py", "loc
 
 def user_strings() -> Iterator[str]:
     """Yield the strings of imagefactory/ that have a space and are not docstrings, and all help pages."""
-    code = ROOT / "imagefactory"
-    for path in set(code.rglob("*.py")) - {code / name for name in PINNED}:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+    for path in set(FILES) - {HOUSE / name for name in PINNED}:
+        docstrings = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+        for node in nodes(path):
             if id(node) not in docstrings and isinstance(node, ast.Constant):
                 text = node.value
                 if isinstance(text, str) and " " in text.strip():

@@ -13,9 +13,9 @@ from pathlib import Path
 import grimp
 from importlinter.cli import lint_imports
 
-ROOT = Path(__file__).parents[2]
-HOUSE = ROOT / "imagefactory"
-FILES = sorted(HOUSE.rglob("*.py"))
+from tests.made.source import FILES, HOUSE, calls, nodes, parse
+
+ROOT = HOUSE.parent
 ENTRIES = 35
 # What the light install alone does not bring.
 EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "installer", "isal", "jinja2"} | {
@@ -73,7 +73,7 @@ def imports_inside(path: Path) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             yield from search(child, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
-    return search(ast.parse(path.read_text()), inside=False)
+    return search(parse(path), inside=False)
 
 
 def test_imports_run_as_the_contract_says(tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ SPEAKERS = {HOUSE / "cli" / "output.py", HOUSE / "logs.py", HOUSE / "progress.py
 def writes(path: Path) -> Iterator[str]:
     """`file:line` of what writes to stdout or stderr, or asks at the terminal."""
     speaks = r"print|input|click\.(s?echo|confirm|prompt|echo_via_pager)|rich\.(print|Console)"
-    for node in ast.walk(ast.parse(path.read_text())):
+    for call, name in calls(path):
+        to_terminal = name == "os.write" and ast.unparse(call.args[0]) in ("1", "2")
+        if to_terminal or re.fullmatch(speaks, name):
+            yield f"{named(path)}:{call.lineno}"
+    for node in nodes(path):
         texts = []
-        if isinstance(node, ast.Call):
-            texts = [ast.unparse(node.func)]
-            if texts == ["os.write"] and ast.unparse(node.args[0]) in ("1", "2"):
-                texts = ["print"]
-        elif isinstance(node, ast.Attribute) and re.fullmatch(r"sys\.(std(out|err))\..+", ast.unparse(node)):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"sys\.(std(out|err))\..+", ast.unparse(node)):
             texts = [] if node.attr in ("isatty", "flush", "fileno") else ["print"]
         elif isinstance(node, ast.ImportFrom) and node.module:
             texts = [f"{node.module.partition('.')[0]}.{one.name}" for one in node.names]
@@ -187,31 +187,24 @@ def test_no_program_gets_the_callers_stdin() -> None:
         f"{named(path)}:{node.lineno}"
         for path in FILES
         if not any(path.is_relative_to(place) for place in gives)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and re.fullmatch(r"subprocess\.(run|Popen|call|check_\w+)", ast.unparse(node.func))
+        for node, name in calls(path)
+        if re.fullmatch(r"subprocess\.(run|Popen|call|check_\w+)", name)
         and not {"stdin", "input"} & {keyword.arg for keyword in node.keywords}
     ]
     assert found == []
 
 
-def shows_a_folder_to_write(tree: ast.AST) -> bool:
+def shows_a_folder_to_write(path: Path) -> bool:
     return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and (
-            node.func.id == "suite_mounts"
-            or (node.func.id == "Mount" and any(keyword.arg == "writable" for keyword in node.keywords))
-        )
-        for node in ast.walk(tree)
+        name == "suite_mounts"
+        or (name == "Mount" and any(keyword.arg == "writable" for keyword in node.keywords))
+        for node, name in calls(path)
     )
 
 
-def trusting_calls(tree: ast.AST) -> Iterator[str]:
+def trusting_calls(path: Path) -> Iterator[str]:
     """`line: name` of calls that trust a folder, and of `open` for reading."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
+    for node, _ in calls(path):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         of = getattr(getattr(node.func, "value", None), "id", "")
         mode = next((one.value for one in node.args if isinstance(one, ast.Constant)), "r")
@@ -221,16 +214,16 @@ def trusting_calls(tree: ast.AST) -> Iterator[str]:
 
 
 def test_folders_of_untrusted_programs_are_read_by_one_helper() -> None:
-    every = {path: ast.parse(path.read_text()) for path in FILES if not path.is_symlink()}
     shown = [
         path
-        for path, tree in every.items()
-        if shows_a_folder_to_write(tree)
+        for path in FILES
+        if not path.is_symlink()
+        and shows_a_folder_to_write(path)
         and "cli" not in path.parts
         and path.name != "suite_files.py"  # mounts a folder for others, which read it
     ]
     assert len(shown) >= 6
-    found = [f"{named(path)}:{line}" for path in (*shown, *READERS) for line in trusting_calls(every[path])]
+    found = [f"{named(path)}:{line}" for path in (*shown, *READERS) for line in trusting_calls(path)]
     assert found == []
 
 
@@ -239,7 +232,7 @@ def test_commands_name_their_parameters() -> None:
     bags = [
         f"{named(path)}:{node.lineno}"
         for path in (HOUSE / "cli").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         if node.args.kwarg or re.search(r":.*\bAny\b", ast.unparse(node.args))
     ]
@@ -251,7 +244,7 @@ def test_a_class_name_has_one_owner() -> None:
     owners: dict[str, set[str]] = {}
     for path in FILES:
         if not path.is_symlink():
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     owners.setdefault(node.name, set()).add(named(path))
     assert {name: paths for name, paths in owners.items() if len(paths) > 1} == {}
@@ -306,7 +299,7 @@ def vague_names(tree: ast.Module) -> tuple[int, int]:
 
 def test_names_become_plainer_and_files_fewer() -> None:
     files = [path for path in FILES if not path.is_symlink()]
-    counts = [vague_names(ast.parse(path.read_text())) for path in files]
+    counts = [vague_names(parse(path)) for path in files]
     assert len(files) <= MOST_FILES
     assert sum(variables for variables, _ in counts) <= MOST_VAGUE
     assert sum(definitions for _, definitions in counts) <= MOST_VAGUE_DEFINITIONS

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from docs.json_schemas import document_types
 from tests.made.documents import document_faults, validator
-
-HOUSE = Path(__file__).parents[2] / "imagefactory"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(HOUSE.rglob("*.py"))}
+from tests.made.source import HOUSE
 
 
 def test_every_printed_format_has_a_type() -> None:

@@ -132,6 +132,12 @@ def test_a_registry_is_joined_by_its_address(site: Site) -> None:
     assert json_of(site.join(site.address, "--json"), "site-join")["changes"] == []
 
 
+def test_an_invitation_whose_file_cannot_be_written_is_not_pushed(site: Site) -> None:
+    said = site.invite("--push", "-o", str(site.folder / "missing/invitation.toml"), code=2)
+    assert said.error_codes == ("cannot-write-file",)
+    assert site.join(site.address, "--yes", code=8).error_codes == ("invitation-not-found",)
+
+
 def test_an_invitation_brings_the_mirrors_of_the_catalog(site: Site) -> None:
     mirrors = "mirror.example.org/gpu,/shared/catalog.json"
     site.invite(more=f'catalog-mirrors = "{mirrors}"\n')
