@@ -76,6 +76,7 @@ PAGES = {
         "docs/recipes",
         "docs/own-code",
         "docs/import-files",
+        "docs/keep-lock",
         "docs/import-dockerfile",
         "docs/own-wheels",
         "docs/conda",
