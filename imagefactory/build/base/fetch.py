@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from imagefactory.errors import BuildError, DownloadError, LockError, os_problem
@@ -28,6 +27,7 @@ from imagefactory.lock.debian.archive import (
     StaleIndexError,
     open_archive,
     open_snapshot,
+    snapshot_moments,
     solve_base,
 )
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
@@ -128,14 +128,6 @@ def _fetch_missing(
     return lock, moved
 
 
-SNAPSHOT_HOURS = (6, 0, 24)
-"""Hours from a lock's time to the snapshots that are searched.
-
-A time selects the newest older snapshot, and they are about six hours apart. So the first is the next one
-after the lock's indexes. The others help if a package was replaced within hours, or a snapshot was skipped.
-"""
-
-
 def _fetch_from_snapshots(
     base: BaseSpec,
     lock: BaseLock,
@@ -146,21 +138,17 @@ def _fetch_from_snapshots(
     """Fetch packages from snapshots of the lock's time. Return the problem, empty if all are complete."""
     if not mirror.snapshot:
         return "no snapshots of the archive are set (debian-snapshot)"
-    remaining, moments = list(packages), []
-    for hours in SNAPSHOT_HOURS:
-        then = datetime.fromtimestamp(lock.source_date_epoch, UTC) + timedelta(hours=hours)
-        moments.append(f"{then:%Y%m%dT%H%M%SZ}")
-        progress.note(f"{base.name}: fetching {len(remaining)} packages from the snapshot of {moments[-1]}")
+    remaining, moments = list(packages), snapshot_moments(lock)
+    for moment in moments:
+        progress.note(f"{base.name}: fetching {len(remaining)} packages from the snapshot of {moment}")
         try:
-            with open_snapshot(
-                mirror, moments[-1], lock.suite, lock_architecture(lock), progress
-            ) as snapshot:
+            with open_snapshot(mirror, moment, lock.suite, lock_architecture(lock), progress) as snapshot:
                 gone = _removed_error(remaining, snapshot)
                 _download([p for p in remaining if p not in gone], snapshot, mirror.debs, progress)
         except (DownloadError, LockError) as error:
             if error.code == "hash-mismatch":
                 raise
-            return f"the snapshot of {moments[-1]} cannot be used: {error.message}"
+            return f"the snapshot of {moment} cannot be used: {error.message}"
         if not (remaining := gone):
             return ""
     names = ", ".join(f"{package.name} {package.version}" for package in remaining)

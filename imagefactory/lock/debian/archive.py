@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from urllib.parse import quote
 from imagefactory.errors import DownloadError, LockError, ToolError
 from imagefactory.gpu.capability import architecture
 from imagefactory.http import HttpError, HttpSession, Login, RetryPolicy, read_some
-from imagefactory.lock.debian.lock import ALWAYS, base_content_hash, downloaded_filename
+from imagefactory.lock.debian.lock import ALWAYS, base_content_hash, downloaded_filename, lock_architecture
 from imagefactory.lock.download import RemoteFile, fetch_files, reporting_sleep
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
@@ -530,6 +531,45 @@ def open_archive(
     finally:
         with suppress(OSError):
             remove_tree(root)
+
+
+def unavailable_packages(
+    lock: BaseLock, packages: Sequence[DebianPackage], mirror: DebianMirror, progress: Progress
+) -> tuple[tuple[DebianPackage, ...], tuple[DebianPackage, ...]]:
+    """Return those of `packages` that the mirror lacks, and those of them that snapshots lack too.
+
+    Reads only indexes. Raises LockError or DownloadError for an archive that cannot be read.
+    """
+    processor = lock_architecture(lock)
+    gone = tuple(packages)
+    for fresh in (False, True):
+        if gone:
+            with open_archive(mirror, lock.suite, processor, progress, fresh=fresh) as archive:
+                gone = _lacking(packages, archive)
+    lost = gone
+    for moment in snapshot_moments(lock) if mirror.snapshot else ():
+        if lost:
+            with open_snapshot(mirror, moment, lock.suite, processor, progress) as snapshot:
+                lost = _lacking(lost, snapshot)
+    return gone, lost
+
+
+def _lacking(
+    packages: Sequence[DebianPackage], archive: AptArchive | SnapshotArchive
+) -> tuple[DebianPackage, ...]:
+    offers = archive.offered([package.name for package in packages])
+    return tuple(package for package in packages if offers.get((package.name, package.version)) != package)
+
+
+def snapshot_moments(lock: BaseLock) -> tuple[str, ...]:
+    """Return the times of the snapshots that may have the packages of a lock, the best first.
+
+    A time selects the newest older snapshot, and they are about six hours apart. So the first is the next one
+    after the lock's indexes. The others help if a package was replaced within hours, or a snapshot was
+    skipped.
+    """
+    then = datetime.fromtimestamp(lock.source_date_epoch, UTC)
+    return tuple(f"{then + timedelta(hours=hours):%Y%m%dT%H%M%SZ}" for hours in (6, 0, 24))
 
 
 SNAPSHOT_POLICY = RetryPolicy(attempts=5, first_wait=2.0, longest_wait=1800.0, threads=2)
