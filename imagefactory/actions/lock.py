@@ -32,6 +32,7 @@ from imagefactory.errors import (
     StaleError,
     StatementError,
     ToolError,
+    UnreachableError,
     UnsolvableError,
     UsageError,
     os_problem,
@@ -789,7 +790,7 @@ def _missing_archives(
                 return True
             unknown.setdefault(
                 host,
-                LockError(
+                UnreachableError(
                     "channel-unreachable",
                     redact(str(error)),
                     hint="check the network, and the settings channels and certificates",
