@@ -77,7 +77,13 @@ def debian_mirror(access: Access) -> DebianMirror:
 
     settings = access.settings
     debs = settings.cache_path / "debs"
-    mirror = find_mirror(settings.debian_mirror.value, debs, access.environ, etc_apt=Path("/etc/apt"))
+    mirror = find_mirror(
+        settings.debian_mirror.value,
+        debs,
+        access.environ,
+        etc_apt=Path("/etc/apt"),
+        snapshot=settings.debian_snapshot.value,
+    )
     trusted = package_index(access).certificates if settings.certificates.value else ""
     return replace(mirror, certificates=trusted)
 

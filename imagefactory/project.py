@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
+from imagefactory.lock.pypi.local import digest
 from imagefactory.model import BaseSpec, Target
 from imagefactory.progress import QUIET
 from imagefactory.recipes.bases import BASES_FILE
@@ -152,9 +153,19 @@ def load_lenient(
         _check_no_outside_links(settings.root_path)
     recipes, faults = read_each(directory)
     bases, targets, invalid = expand_lenient(recipes, read_bases(directory), faults)
+    targets = tuple(_with_frozen_digest(settings.root_path, target) for target in targets)
     return Project(
         settings=settings, environ=environ, tell=tell, bases=bases, targets=targets, invalid=invalid
     )
+
+
+def _with_frozen_digest(root: Path, target: Target) -> Target:
+    """Return the target with the digest of the lock file of another tool, if its packages come from one."""
+    if target.frozen is None:
+        return target
+    path = root / target.frozen.file
+    inside = path.is_file() and path.resolve().is_relative_to(root.resolve())
+    return replace(target, frozen=replace(target.frozen, sha256=digest(path) if inside else ""))
 
 
 def _check_no_outside_links(root: Path) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
+from urllib.parse import urlsplit
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
@@ -19,26 +23,30 @@ from packaging.version import Version
 from imagefactory.access import Access, cache_lock, conda_channels, debian_mirror, package_index, uv_locker
 from imagefactory.actions.build import BuildOptions, base_request, build_image, make_engine
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import locked_base, locked_target, require_lock
+from imagefactory.actions.locked import locked_base, locked_target, read_target_lock, require_lock
 from imagefactory.build.layer_lock import changed_inputs, lock_layers
 from imagefactory.errors import (
+    DownloadError,
+    ImagefactoryError,
     LockError,
     OutdatedError,
     StaleError,
     StatementError,
+    ToolError,
     UnsolvableError,
     UsageError,
     os_problem,
 )
 from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
+from imagefactory.http import HttpError, HttpSession, RetryPolicy, redact
 from imagefactory.lock import Locker, LockRequest, OutdatedPackage, files
 from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import open_archive
-from imagefactory.lock.debian.lock import read_base_lock, write_base_lock
+from imagefactory.lock.debian.lock import deb_filename, read_base_lock, write_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.files import lock_names
 from imagefactory.lock.layers import (
@@ -52,13 +60,23 @@ from imagefactory.lock.pypi.outdated import PypiRelease, releases
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, Target
+from imagefactory.model import (
+    BaseLock,
+    BaseSpec,
+    BuildSpec,
+    Lock,
+    LockedCondaPackage,
+    LockedPackage,
+    ReleaseCutoff,
+    Target,
+)
 from imagefactory.oci.manifests import Image
-from imagefactory.progress import Progress
+from imagefactory.plugins import load_extra
+from imagefactory.progress import Progress, QuietProgress
 from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
-from imagefactory.recipes.values import channel_name, within
+from imagefactory.recipes.values import channel_name, cutoff_of, longest_cooldown, parse_cutoff, within
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.settings.choices import SOLVERS
 
@@ -112,11 +130,14 @@ class LockOptions:
     """Options of locking. `update` names packages to upgrade, `update_all` upgrades all.
 
     `note` is written into the lock. With None the current note stays while the packages stay.
+    `exclude_newer` is a date, a time or an age (`parse_cutoff`); it replaces cooldowns. None means those of
+    the recipe and the settings.
     """
 
     update: tuple[str, ...] = ()
     update_all: bool = False
     note: str | None = None
+    exclude_newer: str | None = None
 
 
 Solution: TypeAlias = "tuple[Lock, tuple[OutdatedPackage, ...]]"
@@ -137,9 +158,21 @@ def lock_target(
     parent without a lock, and the solver's errors.
     """
     _check_note(target, options.note)
+    if target.frozen and (options.update or options.update_all):
+        raise UsageError(
+            "target-frozen",
+            f"the packages of {target.name} are the files of {target.frozen.file}, and are not solved",
+            hint=f"upgrade them there, and run imagefactory lock {target.name}; to solve them, import the "
+            "file again without --frozen",
+        )
     outdated: tuple[OutdatedPackage, ...] = ()
     request, current = lock_request(project, target, options, progress)
     base, before = request.base, request.previous
+    if current and before and target.frozen and (names := _frozen_difference(project, target, before)):
+        progress.note(
+            f"{target.name} differs from {target.frozen.file} in {', '.join(names)}: it is locked again"
+        )
+        current = False
     if before is not None and current:
         solved = replace(before, target=target.name)
     elif solution is not None and solution[0].content_hash == request.content_hash:
@@ -152,6 +185,9 @@ def lock_target(
                 _write_unsolvable(project.lock_folder, request, error, progress)
             error.message = _with_places(project, target, error)
             raise
+    same = before and (before.content_hash, before.packages) == (solved.content_hash, solved.packages)
+    if before and same and (before.cutoff or options.exclude_newer is None):
+        solved = replace(solved, cutoff=before.cutoff)  # another date alone would change the digest
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(project.lock_folder, after)
@@ -208,8 +244,73 @@ def lock_request(
         update=options.update,
         update_all=options.update_all,
         under=locked.parent.require(project.lock_folder) if locked.parent else None,
+        cutoff=release_cutoff(project, target, previous, options),
     )
-    return request, locked.current and not options.update and not options.update_all
+    stays = locked.current and not options.update and not options.update_all
+    if options.exclude_newer is not None and previous:
+        stays = stays and request.cutoff == previous.cutoff
+    return request, stays
+
+
+def release_cutoff(
+    access: Access, target: Target, previous: Lock | None, options: LockOptions
+) -> ReleaseCutoff | None:
+    """Return the cutoff of a solve for a target, None for releases of any age.
+
+    Without `update_all`, the cutoff of the previous lock applies if it is later, and its exceptions stay
+    except for the packages to update. Raises UsageError.
+    """
+    now = datetime.now(UTC)
+    if target.frozen:
+        if options.exclude_newer is not None:
+            raise UsageError(
+                "option-conflict",
+                f"{target.name} has the files of {target.frozen.file}, so --exclude-newer does not apply",
+                hint="omit --exclude-newer, or remove 'frozen' from the recipe",
+            )
+        return None
+    if options.exclude_newer is not None:
+        return parse_cutoff(options.exclude_newer, now)
+    cutoff = cutoff_of(longest_cooldown((target.cooldown, access.settings.cooldown.value)), now)
+    before = previous.cutoff if previous and not options.update_all else None
+    if before is None:
+        return cutoff
+    stay = set(before.allowed) - set(map(canonicalize_name, options.update))
+    return ReleaseCutoff(
+        time=max(before.time, cutoff.time) if cutoff else before.time,
+        allowed=tuple(sorted({*stay, *(cutoff.allowed if cutoff else ())})),
+    )
+
+
+def frozen_part(target: Target, name: str) -> Any:
+    """Return a function of the importers for a target whose packages are another tool's lock.
+
+    Raises ToolError if this extra was deleted.
+    """
+    if (part := load_extra(f"importers.frozen:{name}")) is None:
+        where = target.frozen.where if target.frozen else target.where
+        raise ToolError(
+            "extra-not-installed",
+            f"{target.name}: 'frozen' at {where} needs the importers, which this installation lacks",
+            hint="install imagefactory again",
+        )
+    return part
+
+
+def frozen_state(project: Project, target: Target, state: str) -> str:
+    """Return the state of a target's lock, compared with the file of another tool if its recipe names one.
+
+    `state` is that of the lock itself. Raises LockError for an unreadable file.
+    """
+    if target.frozen and state == "ok":
+        names = _frozen_difference(project, target, require_lock(project, target))
+        return f"differs from {target.frozen.file} in {', '.join(names)}" if names else state
+    return state
+
+
+def _frozen_difference(project: Project, target: Target, lock: Lock) -> tuple[str, ...]:
+    names: tuple[str, ...] = frozen_part(target, "frozen_difference")(project, target, lock)
+    return names
 
 
 def solve_request(
@@ -221,9 +322,17 @@ def solve_request(
     recipe's packages have none. Raises OutdatedError for an outdated package of the recipe, and the solver's
     errors.
     """
-    target, locker = request.target, target_locker(access, request.target)
-    solved = locker.lock(request, progress)
+    target = request.target
+    if target.frozen:
+        return frozen_part(target, "freeze")(access, request, progress), ()
+    locker = target_locker(access, target)
+    try:
+        solved = locker.lock(request, progress)
+    except UnsolvableError as error:
+        raise _explain_cutoff(locker, request, error) from error
     outdated = locker.behind(request, solved, progress)
+    if request.cutoff:
+        outdated = (*outdated, *_excluded_releases(locker, request, solved, progress))
     try:
         _check_not_outdated(target, outdated)
     except OutdatedError:
@@ -234,6 +343,85 @@ def solve_request(
                 locker.lock(replace(request, target=newer), progress)
         raise
     return solved, outdated
+
+
+def _excluded_releases(
+    locker: Locker, request: LockRequest, solved: Lock, progress: Progress
+) -> tuple[OutdatedPackage, ...]:
+    """Return the newer releases that a solution would have without the cutoff. Raises like `lock`."""
+    try:
+        free = locker.lock(replace(request, cutoff=None), QuietProgress())
+    except UnsolvableError as error:
+        progress.note(f"{request.target.name}: releases after the cutoff are not known: {error.message}")
+        return ()
+    locked = {package.name: package for package in solved.packages}
+    others = [p for p in free.packages if p.name in locked and p.version != locked[p.name].version]
+    return tuple(
+        OutdatedPackage(
+            name=package.name,
+            locked=locked[package.name].version,
+            newest=package.version,
+            reason=excluded_reason(uploaded),
+            accept="",
+            named=False,
+            uploaded=f"{uploaded:%Y-%m-%dT%H:%M:%SZ}",
+        )
+        for package, uploaded in _after_cutoff(locker, request, free, others)
+    )
+
+
+def _after_cutoff(
+    locker: Locker, request: LockRequest, lock: Lock, packages: Sequence[LockedPackage]
+) -> Iterator[tuple[LockedPackage, datetime]]:
+    """Yield the packages of a lock that were uploaded after the cutoff of a request, with their times."""
+    uploads = locker.uploads(packages, lock, request.target) if packages else {}
+    for package in packages:
+        time = uploads.get(package.filename)
+        if request.cutoff and time and time > request.cutoff.time:
+            yield package, time.astimezone(UTC)
+
+
+def excluded_reason(uploaded: datetime) -> str:
+    """Return the reason why a release was not locked, with its age."""
+    return f"it is {format_age(uploaded)} old, which is too new"
+
+
+def format_age(time: datetime) -> str:
+    """Return the time since `time` in hours, or days from 48 hours on."""
+    hours = int((datetime.now(UTC) - time).total_seconds() // 3600)
+    number, unit = (hours // 24, "day") if hours >= 48 else (hours, "hour")
+    return f"{number} {unit}{'' if number == 1 else 's'}"
+
+
+def _explain_cutoff(locker: Locker, request: LockRequest, error: UnsolvableError) -> UnsolvableError:
+    """Return the error of a request, or another one if only the cutoff prevents a solution."""
+    if request.cutoff is None:
+        return error
+    try:
+        free = locker.lock(replace(request, cutoff=None), QuietProgress())
+        young = list(_after_cutoff(locker, request, free, free.packages))
+    except LockError:
+        return error
+    below = {package.filename for package in request.under.packages} if request.under else set()
+    young = [row for row in young if row[0].filename not in below]
+    young = [row for row in young if canonicalize_name(row[0].name) not in request.cutoff.allowed]
+    if not young:
+        return error
+    requests = (*request.target.requirements, *request.target.pip)
+    named = {canonicalize_name(re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]) for text in requests}
+    young = [row for row in young if canonicalize_name(row[0].name) in named] or young
+    texts = [f"{package.name} {package.version} ({format_age(time)} old)" for package, time in young]
+    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
+    names = {*request.cutoff.allowed, *(canonicalize_name(package.name) for package, _ in young)}
+    accepted = replace(request.cutoff, allowed=tuple(sorted(names)))
+    return UnsolvableError(
+        "releases-too-new",
+        f"{request.target.name}: there is a solution only with releases after "
+        f"{request.cutoff.time:%Y-%m-%d %H:%M} UTC: {', '.join(texts[:5])}{more}",
+        hint=f'wait, or accept them: imagefactory lock {request.target.name} --exclude-newer "{accepted}"',
+        tree=error.tree,
+        conflict=error.conflict,
+    )
 
 
 def solve_target(
@@ -462,6 +650,120 @@ def lock_base(project: Project, base: BaseSpec, progress: Progress, *, update: b
     if after != locked.lock:
         write_base_lock(project.base_lock_path(base), after)
     return after != locked.lock
+
+
+FileSource: TypeAlias = Literal["debian", "index", "channel"]
+
+
+class MissingFileRow(TypedDict):
+    """A locked file that no reachable place has any more."""
+
+    file: str
+    source: FileSource
+    locks: list[str]
+    """Names of targets, and of bases as `base:NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """The locked files that no place has. `unknown` are the errors of places that could not be read."""
+
+    missing: tuple[MissingFileRow, ...]
+    unknown: tuple[ImagefactoryError, ...]
+
+
+def check_available(
+    project: Project, bases: Sequence[BaseSpec], targets: Sequence[Target], progress: Progress
+) -> Availability:
+    """Look for each locked file of bases and targets in the archive, snapshots, index and channels.
+
+    Only indexes are read, and each conda archive has one HEAD request. The cache of this machine does not
+    count. Files of the project, and locks that cannot be read, are skipped: `--check` reports those.
+    """
+    locks: dict[str, Lock] = {}
+    base_locks: dict[str, BaseLock] = {}
+    for target in targets:
+        with suppress(LockError):
+            if lock := read_target_lock(project, target):
+                locks[target.name] = lock
+    for base in bases:
+        with suppress(LockError):
+            base_locks |= {lock.base: lock for lock in locked_base(project, base).locks}
+    names: dict[tuple[str, FileSource], set[str]] = {}
+    unknown: dict[str, ImagefactoryError] = {}
+
+    def search(name: str, source: FileSource, find: Callable[[], Iterable[str]]) -> None:
+        try:
+            for file in find():
+                names.setdefault((file, source), set()).add(name)
+        except (LockError, DownloadError, ToolError, UsageError) as error:
+            unknown.setdefault(error.message, error)
+
+    for name, base_lock in base_locks.items():
+        search(f"base:{name}", "debian", partial(_missing_debs, project, base_lock, progress))
+    if any(lock.wheels for lock in locks.values()):
+        locker = uv_locker(package_index(project))
+        with progress.task("locks in the index", total=len(locks), unit="locks") as task:
+            for name, lock in locks.items():
+                search(name, "index", partial(_missing_wheels, locker, lock))
+                task.advance(1)
+    conda = {package.url: package for lock in locks.values() for package in lock.conda}
+    lost = _missing_archives(project, tuple(conda.values()), unknown, progress) if conda else frozenset[str]()
+    for name, lock in locks.items():
+        search(name, "channel", partial(lost.intersection, [package.url for package in lock.conda]))
+    rows = tuple(
+        MissingFileRow(file=file, source=source, locks=sorted(some))
+        for (file, source), some in sorted(names.items())
+    )
+    return Availability(missing=rows, unknown=tuple(unknown.values()))
+
+
+def _missing_debs(project: Project, lock: BaseLock, progress: Progress) -> list[str]:
+    gone, lost = archive.unavailable_packages(lock, lock.packages, debian_mirror(project), progress)
+    if len(gone) > len(lost):
+        progress.note(f"base:{lock.base}: {len(gone) - len(lost)} packages are only in snapshots")
+    return [deb_filename(package) for package in lost]
+
+
+def _missing_wheels(locker: UvLocker, lock: Lock) -> list[str]:
+    return [wheel.filename for wheel in locker.unavailable(lock)]
+
+
+def _missing_archives(
+    access: Access,
+    packages: Sequence[LockedCondaPackage],
+    unknown: dict[str, ImagefactoryError],
+    progress: Progress,
+) -> frozenset[str]:
+    """Return the addresses of conda packages that their channels lack, or have with another size."""
+    channels = conda_channels(access)
+
+    def is_lost(package: LockedCondaPackage) -> bool:
+        host = urlsplit(package.url).netloc
+        try:
+            return host not in unknown and web.size(channels.address(package.url)) != package.size
+        except HttpError as error:
+            if error.status in (404, 410):
+                return True
+            unknown.setdefault(
+                host,
+                LockError(
+                    "channel-unreachable",
+                    redact(str(error)),
+                    hint="check the network, and the settings channels and certificates",
+                ),
+            )
+            return False
+        finally:
+            task.advance(1)
+
+    with (
+        HttpSession(channels, retry_policy=RetryPolicy(attempts=3)) as web,
+        progress.task("conda archives", total=len(packages), unit="packages") as task,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        lost = list(pool.map(is_lost, packages))
+    return frozenset(package.url for package, gone in zip(packages, lost, strict=True) if gone)
 
 
 def conda_locker(access: Access) -> CondaLocker:

@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, StaleError
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.debian.lock import base_content_hash, read_base_lock
 from imagefactory.lock.files import (
     CONDA,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypeAlias, TypedDict
 
 import click
 
@@ -36,7 +36,14 @@ from imagefactory.cli.output import (
     write_terminal,
 )
 from imagefactory.cli.transfer import PushRow, pushed_json
-from imagefactory.errors import CheckFailedError, StaleError, UnbuiltError, UnsolvableError, UsageError
+from imagefactory.errors import (
+    CheckFailedError,
+    StaleError,
+    UnbuiltError,
+    UnknownAnswerError,
+    UnsolvableError,
+    UsageError,
+)
 from imagefactory.gpu.capability import AMD64
 from imagefactory.model import Outcome
 from imagefactory.plugins import load_extra
@@ -44,11 +51,15 @@ from imagefactory.settings.choices import ENGINES
 
 if TYPE_CHECKING:
     from imagefactory.actions.build import BuildResult
-    from imagefactory.actions.lock import LockOptions, LockResult
+    from imagefactory.actions.lock import LockOptions, LockResult, MissingFileRow
+    from imagefactory.cli.output import TargetFailures
     from imagefactory.errors import OutdatedPackageRow
     from imagefactory.model import BaseSpec, Target
     from imagefactory.project import Project
     from imagefactory.verify.smoke import SmokeReportRow
+
+    FileSearch: TypeAlias = tuple[Sequence[BaseSpec], Sequence[Target]] | None
+    """The bases and targets whose locked files are searched, None for no search."""
 
 
 class BuildRow(TypedDict):
@@ -96,6 +107,8 @@ class TargetLockRow(TypedDict):
     """Companion packages that the recipe omits; empty for none."""
     built: list[BuiltWheelRow]
     """The wheels that `--build` built."""
+    exclude_newer: str
+    """The time after which no release was locked, also with exempt packages; empty for any age."""
     layers_changed: NotRequired[bool | None]
 
 
@@ -113,6 +126,8 @@ class LockCheckDocument(TypedDict):
     format: Literal["imagefactory.lock-check/1"]
     locks: dict[str, str]
     layers: dict[str, str]
+    missing_files: NotRequired[list[MissingFileRow]]
+    """With `--available`: the locked files that no archive, snapshot, index or channel has."""
     errors: list[ErrorRow]
 
 
@@ -260,6 +275,11 @@ def _or_qemu(built: BuildResult) -> str:
     help="Upgrade this package (repeatable).",
 )
 @click.option("--upgrade", "-U", "update_all", is_flag=True, help="Upgrade all packages.")
+@click.option(
+    "--exclude-newer",
+    metavar="WHEN",
+    help='Lock no release after this date, or younger than this age, such as "7 days except numpy".',
+)
 @only_with(
     "wheels",
     click.option(
@@ -274,6 +294,11 @@ def _or_qemu(built: BuildResult) -> str:
 )
 @section("Checks and output")
 @click.option("--check", is_flag=True, help="Change nothing; exit 4 if a lock is missing or outdated.")
+@click.option(
+    "--available",
+    is_flag=True,
+    help="With --check, also look for each locked file online; exit 9 if one is gone.",
+)
 @click.option("--explain", is_flag=True, help="If there is no solution, print the solver's full explanation.")
 @click.option("--note", metavar="TEXT", help="Store this line in the lock of a conda target ('' removes it).")
 @click.option(
@@ -292,8 +317,10 @@ def lock(
     *,
     names: tuple[str, ...],
     check: bool,
+    available: bool,
     update: tuple[str, ...],
     update_all: bool,
+    exclude_newer: str | None,
     deep: bool,
     note: str | None,
     render: str | None,
@@ -307,12 +334,13 @@ def lock(
     imagefactory lock pytorch-2.3-cu121
     imagefactory lock pytorch-2.3-cu121 --upgrade-package numpy
     imagefactory lock --check
+    imagefactory lock --check --available   also look for the files online
     imagefactory lock                       all targets and bases
 
     A lock whose recipe did not change is not solved again. Other locks change as little as possible.
     """
     from imagefactory.actions.definition import layers_state
-    from imagefactory.actions.lock import LockOptions, lock_base, parents_first
+    from imagefactory.actions.lock import LockOptions, frozen_state, lock_base, parents_first
     from imagefactory.actions.locked import base_state, holding, lock_state
     from imagefactory.project import require_own_project
     from imagefactory.recipes.edit import omitted_companions
@@ -323,6 +351,12 @@ def lock(
     reject_conflict(
         check and (update or update_all),
         "--check and --upgrade-package exclude each other",
+        "remove one of them",
+    )
+    reject_conflict(available and not check, "--available requires --check", "add --check")
+    reject_conflict(
+        (check or render) and exclude_newer is not None,
+        "--exclude-newer excludes --check and --render",
         "remove one of them",
     )
     reject_conflict(
@@ -356,11 +390,15 @@ def lock(
     bases = _select_bases(factory, names, () if update else selection)
     if check:
         states = {f"base:{b.name}": base_state(factory, b) for b in bases}
-        states |= {t.name: lock_state(factory, t) for t in selection}
+        states |= {t.name: frozen_state(factory, t, lock_state(factory, t)) for t in selection}
         layers = {t.name: state for t in selection if (state := layers_state(factory, t))}
         of_layers = selection if deep else ()
-        return _check(call, factory, names, states, layers, deep=of_layers, as_json=as_json)
-    options = LockOptions(update=update, update_all=update_all, note=note)
+        search: FileSearch = None
+        if available:
+            below = {base.name: base for base in [*bases, *map(factory.base_of, selection)]}
+            search = tuple(below.values()), selection
+        return _check(call, factory, names, states, layers, deep=of_layers, search=search, as_json=as_json)
+    options = LockOptions(update=update, update_all=update_all, note=note, exclude_newer=exclude_newer)
     if update and not names:
         bases, selection = [], holding(factory, selection, update)
     reject_conflict(
@@ -394,6 +432,7 @@ def lock(
                 row = TargetLockRow(
                     target=target.name,
                     changed=relock.before != relock.after,
+                    exclude_newer=str(relock.after.cutoff or ""),
                     outdated=[package.as_json() for package in relock.behind],
                     note=lacking,
                     built=wheels,
@@ -509,9 +548,10 @@ def _check(
     layers: dict[str, str],
     *,
     deep: Sequence[Target],
+    search: FileSearch,
     as_json: bool,
 ) -> None:
-    """Print the states of locks and layers, and rebuild the layers in `deep`.
+    """Print the states of locks and layers, and rebuild the layers in `deep`. `search` looks for files.
 
     Exits with the code of StaleError unless all match the recipes. A recorded target without a solution
     matches its recipe as long as the record is valid.
@@ -543,19 +583,52 @@ def _check(
             with failures.of(target.name):
                 check_target_layers(factory, target, call.progress)
                 print_result(f"{target.name}: all layers were rebuilt and match the lock", unless=as_json)
+        missing = _check_available(call, factory, search, failures) if search else ()
         if as_json:
-            print_json(
-                LockCheckDocument(
-                    format="imagefactory.lock-check/1",
-                    locks=states,
-                    layers=layers,
-                    errors=failures.as_json(),
-                )
+            document = LockCheckDocument(
+                format="imagefactory.lock-check/1",
+                locks=states,
+                layers=layers,
+                errors=failures.as_json(),
             )
+            if search:
+                document["missing_files"] = list(missing)
+            print_json(document)
         elif not failures.errors:
             known = f"; known to have no solution: {', '.join(unsolvable)}" if unsolvable else ""
             count = len(states) - len(unsolvable)
-            print_result(f"{count} lock{' is' if count == 1 else 's are'} current{known}")
+            available = ", and all files are available" if search else ""
+            print_result(f"{count} lock{' is' if count == 1 else 's are'} current{available}{known}")
+
+
+def _check_available(
+    call: CommandContext,
+    factory: Project,
+    search: tuple[Sequence[BaseSpec], Sequence[Target]],
+    failures: TargetFailures,
+) -> Sequence[MissingFileRow]:
+    """Return the locked files that are gone, and add the errors: gone files, places that cannot be read."""
+    from imagefactory.actions.lock import check_available
+
+    result = check_available(factory, *search, call.progress)
+    if result.missing:
+        rows = [f"  {row['file']} ({', '.join(row['locks'])})" for row in result.missing]
+        names = " ".join(dict.fromkeys(name for row in result.missing for name in row["locks"]))
+        failures.of("locked files").add(
+            CheckFailedError(
+                "locked-files-unavailable",
+                f"no reachable place has {len(rows)} locked files:\n" + "\n".join(rows),
+                hint=f"lock newer packages: imagefactory lock --upgrade {names}; for files of Debian, set "
+                "debian-snapshot",
+            )
+        )
+    for error in result.unknown:
+        failures.of("locked files").add(
+            UnknownAnswerError(
+                "availability-unknown", f"not all files were checked: {error.message}", hint=error.hint
+            )
+        )
+    return result.missing
 
 
 def check_no_orphans(factory: Project) -> None:

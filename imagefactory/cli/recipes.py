@@ -338,6 +338,8 @@ class RecipeDocument(TypedDict):
     choice: RecipeChoiceRow | None
     """The image that an import chose."""
     notes: list[str]
+    frozen: bool
+    """Whether the packages are the files of the imported lock. Otherwise its versions are bounds."""
     skipped: list[str]
     """The parts of the imported file that a recipe cannot express."""
     unsolved: str
@@ -386,6 +388,7 @@ def recipe_json(family: str, path: str, draft: RecipeDraft, reason: Sequence[str
         if choice
         else None,
         notes=list(draft.notes),
+        frozen=False,
         skipped=list(draft.lost),
         unsolved="",
         unbuilt=[],

@@ -99,6 +99,7 @@ class MachineFacts:
     keyrings: tuple[str, ...]
     apt_sources: tuple[str, ...]
     debian_mirror: str
+    debian_snapshot: str
     subuid: bool
     subgid: bool
     disks: tuple[Disk, ...]

@@ -217,7 +217,7 @@ def _programs(facts: MachineFacts) -> list[Diagnosis]:
         Diagnosis(name, Health.OK, path) if path else Diagnosis(name, Health.MISSING, missing, remedy)
         for name, path, missing, remedy in rows
     ]
-    return [*lines[:2], _mirror(facts), *lines[2:]]
+    return [*lines[:2], _mirror(facts), _snapshot(facts), *lines[2:]]
 
 
 def _mirror(facts: MachineFacts) -> Diagnosis:
@@ -233,6 +233,15 @@ def _mirror(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(name, Health.OK, context)
     line = probe.judge(Health.DENIED, use="build")
     return replace(line, detail=f"{context}; {line.detail}")
+
+
+def _snapshot(facts: MachineFacts) -> Diagnosis:
+    name = "debian snapshot"
+    if facts.debian_snapshot:
+        return Diagnosis(name, Health.OK, f"{redact(facts.debian_snapshot)} has what the mirror drops")
+    detail = "not set: a base whose packages the mirror drops gets newer ones, and another digest"
+    remedy = "set debian-snapshot to the address of Debian's snapshot service, or a copy of it"
+    return Diagnosis(name, Health.WARNING, detail, remedy, needed_for="comfort")
 
 
 def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:

@@ -39,6 +39,32 @@ from imagefactory.model import LockedCondaPackage, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, ProgressTask, format_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file to fetch from `url` to `path`, with its size and sha256.
+
+    `title` names it in messages. `denied` and `gone` are the hints for a server that requires a login, and
+    for one that does not have the file.
+    """
+
+    title: str
+    url: str
+    path: Path
+    size: int
+    sha256: str
+    denied: str
+    gone: str
+
+    @property
+    def part(self) -> Path:
+        """Return the path of the incomplete file."""
+        return self.path.with_name(self.path.name + ".part")
+
+    @property
+    def missing_bytes(self) -> int:
+        return max(self.size - (_size_of(self.part) or 0), 0)
+
+
 class PendingDownloads:
     """Packages that are downloaded to `paths` in the cache. Any thread can wait for one of them.
 
@@ -73,6 +99,7 @@ class PendingDownloads:
 
 CHUNK = 1 << 20
 _SPARE = 16 << 20  # bytes to leave free on the disk, for directories and lock files
+_LONG_WAIT = 10.0  # seconds of a wait that is reported
 _POLL_SECONDS = 0.1  # seconds between checks of a file that another process has locked
 
 
@@ -121,20 +148,38 @@ class PackageCache:
         for package in paths.keys() - set(missing):
             arrivals.tell(package)
         if missing:
-            self._make_room(missing)
-            self._fetch_all(missing, locate(missing), arrivals, progress)
+            self._make_room(self._file(package, "") for package in missing)
+            addresses = locate(missing)
+            files = {self._file(package, addresses[package.filename]): package for package in missing}
+            fetch_files(
+                files,
+                self._source,
+                progress,
+                label="packages",
+                retry_policy=self._retry_policy,
+                arrived=lambda file: arrivals.tell(files[file]),
+                stop=arrivals.stop,
+            )
         return paths
 
-    def _part(self, package: LockedPackage) -> Path:
-        path = self.path(package)
-        return path.with_name(path.name + ".part")
+    def _file(self, package: LockedPackage, url: str) -> RemoteFile:
+        gone = f"imagefactory lock TARGET --upgrade-package {package.name}"
+        denied = "set the user and password of the index (in its URL or in ~/.netrc)"
+        if isinstance(package, LockedCondaPackage):
+            denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
+        return RemoteFile(
+            title=f"{package.name} {package.version}",
+            url=url,
+            path=self.path(package),
+            size=package.size,
+            sha256=package.sha256,
+            denied=denied,
+            gone=gone,
+        )
 
-    def _to_fetch(self, package: LockedPackage) -> int:
-        return max(package.size - (_size_of(self._part(package)) or 0), 0)
-
-    def _make_room(self, missing: tuple[LockedPackage, ...]) -> None:
+    def _make_room(self, files: Iterable[RemoteFile]) -> None:
         """Raise DownloadError before the first byte if the disk is too small."""
-        needed = sum(self._to_fetch(package) for package in missing)
+        needed = sum(file.missing_bytes for file in files)
         with _disk_errors(self.folder, needed):
             self.folder.mkdir(parents=True, exist_ok=True)
             disk = os.statvfs(self.folder)
@@ -147,51 +192,68 @@ class PackageCache:
                 hint="free some space, or set 'cache' (or $IMAGEFACTORY_CACHE) to a larger disk",
             )
 
-    def _fetch_all(
-        self,
-        missing: tuple[LockedPackage, ...],
-        addresses: Mapping[str, str],
-        arrivals: PendingDownloads,
-        progress: Progress,
-    ) -> None:
-        web = HttpSession(self._source, retry_policy=self._retry_policy)
-        total = sum(self._to_fetch(package) for package in missing)
-        # The largest first: the last to end should not be the one that takes longest.
-        queue = sorted(missing, key=lambda package: (-package.size, package.name))
-        try:
-            with (
-                progress.task("packages", total=total) as task,
-                ThreadPoolExecutor(self._retry_policy.threads) as pool,
-            ):
-                transfers = [
-                    _Transfer(
-                        package=package,
-                        url=addresses[package.filename],
-                        path=self.path(package),
-                        part=self._part(package),
-                        web=web,
-                        retry_policy=self._retry_policy,
-                        arrivals=arrivals,
-                        count=_DownloadProgress(task, package.size - self._to_fetch(package)),
-                    )
-                    for package in queue
-                ]
-                futures = [pool.submit(transfer.run) for transfer in transfers]
-                try:
-                    finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                finally:  # an error or an interrupt: the other transfers end at their next chunk
-                    if any(not future.done() or future.exception() for future in futures):
-                        arrivals.stop.set()
-                    for future in futures:
-                        future.cancel()
-                errors = [future.exception() for future in futures if future in finished]
-                failed = [
-                    error for error in errors if error and not isinstance(error, _DownloadCancelledError)
-                ]
-                if failed or arrivals.stop.is_set():
-                    raise (*failed, _DownloadCancelledError())[0]
-        finally:
-            web.close()
+
+def reporting_sleep(
+    sleep: Callable[[float], object], label: str, progress: Progress
+) -> Callable[[float], object]:
+    """Return `sleep` for the waits between attempts. It reports long ones."""
+
+    def report(seconds: float) -> None:
+        if seconds >= _LONG_WAIT:
+            progress.note(f"{label}: the server limits requests or fails; waiting {seconds:.0f} seconds")
+        sleep(seconds)
+
+    return report
+
+
+def fetch_files(
+    files: Iterable[RemoteFile],
+    source: WebAccess,
+    progress: Progress,
+    *,
+    label: str,
+    retry_policy: RetryPolicy,
+    arrived: Callable[[RemoteFile], object] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Fetch `files` in parallel, each checked by its size and hash. `arrived` gets each complete one.
+
+    Long waits that a server requires are reported. `stop` ends the transfers. Raises DownloadError; the
+    next call continues incomplete files.
+    """
+    web, stop = HttpSession(source, retry_policy=retry_policy), stop or threading.Event()
+    # The largest first: the last to end should not be the one that takes longest.
+    queue = sorted(files, key=lambda file: (-file.size, file.title))
+    total = sum(file.missing_bytes for file in queue)
+
+    try:
+        with progress.task(label, total=total) as task, ThreadPoolExecutor(retry_policy.threads) as pool:
+            transfers = [
+                _Transfer(
+                    file=file,
+                    web=web,
+                    retry_policy=retry_policy,
+                    sleep=reporting_sleep(stop.wait, label, progress),
+                    stop=stop,
+                    arrived=arrived,
+                    count=_DownloadProgress(task, file.size - file.missing_bytes),
+                )
+                for file in queue
+            ]
+            futures = [pool.submit(transfer.run) for transfer in transfers]
+            try:
+                finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:  # an error or an interrupt: the other transfers end at their next chunk
+                if any(not future.done() or future.exception() for future in futures):
+                    stop.set()
+                for future in futures:
+                    future.cancel()
+            errors = [future.exception() for future in futures if future in finished]
+            failed = [error for error in errors if error and not isinstance(error, _DownloadCancelledError)]
+            if failed or stop.is_set():
+                raise (*failed, _DownloadCancelledError())[0]
+    finally:
+        web.close()
 
 
 class _DownloadCancelledError(Exception):
@@ -212,36 +274,35 @@ class _DownloadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transfer:
-    """The download of one package from `url` through `part` to `path`."""
+    """The download of one file."""
 
-    package: LockedPackage
-    url: str
-    path: Path
-    part: Path
+    file: RemoteFile
     web: HttpSession
     retry_policy: RetryPolicy
-    arrivals: PendingDownloads
+    sleep: Callable[[float], object]
+    stop: threading.Event
+    arrived: Callable[[RemoteFile], object]
     count: _DownloadProgress
 
     def run(self) -> None:
-        with _disk_errors(self.path.parent, self.package.size):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _disk_errors(self.file.path.parent, self.file.size):
+            self.file.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                if _size_of(self.path) != self.package.size:
+                if _size_of(self.file.path) != self.file.size:
                     self._fetch()
-            self.count.reached(self.package.size)
-        self.arrivals.tell(self.package)
+            self.count.reached(self.file.size)
+        self.arrived(self.file)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the package for this process; the lock ends with the process."""
-        with (self.path.parent / ".lock").open("ab") as file:
+        """Lock the file for this process; the lock ends with the process."""
+        with (self.file.path.parent / ".lock").open("ab") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if self.arrivals.stop.wait(_POLL_SECONDS):
+                    if self.stop.wait(_POLL_SECONDS):
                         raise _DownloadCancelledError from None
             yield
 
@@ -250,56 +311,51 @@ class _Transfer:
         wrong = ""
         for _ in range(2):
             got = self._download()
-            if got == self.package.sha256:
-                self.part.replace(self.path)
+            if got == self.file.sha256:
+                self.file.part.replace(self.file.path)
                 return
             wrong = got
-            self.part.unlink()
+            self.file.part.unlink()
         raise DownloadError(
             "hash-mismatch",
-            f"{self._title()}: the file from {redact(self.url)} has the wrong hash: "
-            f"expected sha256 {self.package.sha256}, found {wrong}",
+            f"{self.file.title}: the file from {redact(self.file.url)} has the wrong hash: "
+            f"expected sha256 {self.file.sha256}, found {wrong}",
             hint="use another mirror or network: this one changed the file",
         )
 
     def _download(self) -> str:
-        """Fetch the file to `part`, and return its sha256. Stops after repeated failures without progress."""
+        """Fetch the file, and return its sha256. Stops after repeated failures without progress."""
+        title, hints = self.file.title, dict.fromkeys((401, 403), self.file.denied)
+        hints |= dict.fromkeys((404, 410), self.file.gone)
         try:
-            return self.retry_policy.retry(
-                self._continue, progress=self._part_size, sleep=self.arrivals.stop.wait
-            )
+            return self.retry_policy.retry(self._continue, progress=self._part_size, sleep=self.sleep)
         except RejectedError as error:
-            gone = f"imagefactory lock TARGET --upgrade-package {self.package.name}"
-            denied = "set the user and password of the index (in its URL or in ~/.netrc)"
-            if isinstance(self.package, LockedCondaPackage):
-                denied = "write a login for the channel's host in ~/.netrc or ~/.rattler/credentials.json"
             other = "check the index, proxy and certificates: imagefactory doctor"
-            hints = {401: denied, 403: denied, 404: gone, 410: gone}
             raise DownloadError(
                 "download-rejected",
-                f"{self._title()}: {error}",
+                f"{title}: {error}",
                 hint=hints.get(error.status, other),
             ) from error
         except TransientError as error:
             raise DownloadError(
                 "download-failed",
-                f"{self._title()}: {error}",
+                f"{title}: {error}",
                 hint="run the same command again later: the download continues",
             ) from error
 
     def _continue(self) -> str:
         """Append the bytes after those in `part`, in one attempt. Return the sha256 of the file."""
-        if self.arrivals.stop.is_set():
+        if self.stop.is_set():
             raise _DownloadCancelledError
-        size, digest = self.package.size, hashlib.sha256()
+        size, digest = self.file.size, hashlib.sha256()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self.part, flags, 0o644), "ab") as file:
+        with os.fdopen(os.open(self.file.part, flags, 0o644), "ab") as file:
             position = file.tell()
             if position > size:
                 position = 0
                 file.truncate(0)
             if position:
-                with self.part.open("rb") as prefix:
+                with self.file.part.open("rb") as prefix:
                     while chunk := prefix.read(CHUNK):
                         digest.update(chunk)
             if position < size:
@@ -310,8 +366,8 @@ class _Transfer:
                     position = self._write(file, position, chunks, digest.update)
             os.fdatasync(file.fileno())  # the bytes must be on the disk before the name
         if position > size:
-            self.part.unlink()
-            raise RejectedError(f"{redact(self.url)} has more than {size} bytes, the size in the lock")
+            self.file.part.unlink()
+            raise RejectedError(f"{redact(self.file.url)} has more than {size} bytes, the size in the lock")
         return digest.hexdigest()
 
     def _write(
@@ -319,24 +375,24 @@ class _Transfer:
     ) -> int:
         try:
             for chunk in chunks:
-                if self.arrivals.stop.is_set():
+                if self.stop.is_set():
                     raise _DownloadCancelledError
                 file.write(chunk)
                 update(chunk)
                 position += len(chunk)
-                if position > self.package.size:
+                if position > self.file.size:
                     return position
                 self.count.reached(position)
         finally:
             file.flush()
-        if position < self.package.size:
-            raise TransientError(f"{redact(self.url)} ended after {position} of {self.package.size} bytes")
+        if position < self.file.size:
+            raise TransientError(f"{redact(self.file.url)} ended after {position} of {self.file.size} bytes")
         return position
 
     @contextmanager
     def _source(self, position: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Yield the position at which the bytes of the source begin, and the bytes."""
-        local = local_path(self.url)
+        local = local_path(self.file.url)
         if local:
             if not local.is_file():
                 raise RejectedError(f"{local} does not exist", status=404)
@@ -344,31 +400,32 @@ class _Transfer:
                 file.seek(position)
                 yield position, iter(lambda: file.read(CHUNK), b"")
             return
-        size = self.package.size
+        size = self.file.size
         headers = {"Range": f"bytes={position}-"} if position else {}
         try:
-            with self.web.open(self.url, headers=headers) as response:
+            with self.web.open(self.file.url, headers=headers) as response:
                 start, whole = 0, read_count(response.headers.get("Content-Length", ""))
                 if response.status_code == 206:
                     content_range = response.headers.get("Content-Range", "")
                     if content_range != f"bytes {position}-{size - 1}/{size}":
-                        self.part.unlink(missing_ok=True)
-                        raise TransientError(f"{redact(self.url)} returned the wrong range '{content_range}'")
+                        self.file.part.unlink(missing_ok=True)
+                        raise TransientError(
+                            f"{redact(self.file.url)} returned the wrong range '{content_range}'"
+                        )
                     start = position
                 elif whole not in (None, size):
-                    raise RejectedError(f"{redact(self.url)} has {whole} bytes, expected {size} of the lock")
+                    raise RejectedError(
+                        f"{redact(self.file.url)} has {whole} bytes, expected {size} of the lock"
+                    )
                 yield start, arriving(response.raw)
         except RejectedError as error:
             if error.status != 416:
                 raise
-            self.part.unlink(missing_ok=True)  # a part that the server cannot continue
+            self.file.part.unlink(missing_ok=True)  # a part that the server cannot continue
             raise TransientError(str(error)) from error
 
     def _part_size(self) -> int:
-        return _size_of(self.part) or 0
-
-    def _title(self) -> str:
-        return f"{self.package.name} {self.package.version}"
+        return _size_of(self.file.part) or 0
 
 
 def _size_of(path: Path) -> int | None:

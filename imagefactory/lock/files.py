@@ -148,7 +148,15 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
         return {CONDA: conda_file.format_conda_lock(lock)}
     # The solver of the wheels is named last.
     wheels = requirements.format_lock(
-        replace(lock, conda=(), channels=(), virtual=(), note="", solver=lock.solver.rpartition(", ")[2])
+        replace(
+            lock,
+            conda=(),
+            channels=(),
+            virtual=(),
+            note="",
+            cutoff=None,
+            solver=lock.solver.rpartition(", ")[2],
+        )
     )
     named = hashlib.sha256(wheels.encode()).hexdigest()
     return {CONDA: conda_file.format_conda_lock(lock, named), WHEELS: wheels}

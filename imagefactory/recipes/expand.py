@@ -409,7 +409,7 @@ def _expand(recipes: Iterable[Recipe], bases: dict[str, BaseSpec]) -> tuple[list
                 for index, cuda in enumerate(row.builds):
                     if recipe.source == "conda":
                         faults += virtual_package_problems(row, index, base, platform)
-                    else:
+                    elif not recipe.frozen:
                         faults += source_problems(row, index, platform)
                     target = _on_platform(_target(recipe, row, cuda, platform), base, bases, faults)
                     glibc = base.glibc if base else ""
@@ -442,6 +442,7 @@ def _target(recipe: Recipe, row: RecipeRow, cuda: str, platform: str) -> Target:
         files=recipe.files,
         start=recipe.start,
         sources=tuple(text for _, text in row.sources),
+        frozen=recipe.frozen,
     )
 
 
@@ -572,7 +573,9 @@ def _target_on(recipe: Recipe, row: RecipeRow, parent: Target) -> Target:
         start=_start_on(recipe.start, parent.start),
         origins=tuple(sorted((dict(row.origins) | dict(parent.origins)).items())),
         sources=tuple(text for _, text in row.sources),
+        frozen=None,
         exclude=tuple(dict.fromkeys((*parent.exclude, *row.exclude))),
+        cooldown=row.cooldown or parent.cooldown,
     )
 
 

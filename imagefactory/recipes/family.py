@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagefactory.gpu.builds import ROCM
-from imagefactory.model import BaseSpec, ContainerStart, EnvironmentValues, FilesSpec, SourceLocation
+from imagefactory.model import (
+    BaseSpec,
+    ContainerStart,
+    EnvironmentValues,
+    FilesSpec,
+    FrozenSpec,
+    SourceLocation,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +68,4 @@ class Recipe:
     files: tuple[FilesSpec, ...]
     start: ContainerStart
     system: tuple[str, ...]
+    frozen: FrozenSpec | None = None

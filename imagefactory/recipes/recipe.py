@@ -14,7 +14,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.capability import Capability, parse_capability
-from imagefactory.model import NO_CUDA, ContainerStart, FilesSpec, SourceLocation
+from imagefactory.model import NO_CUDA, ContainerStart, FilesSpec, FrozenSpec, SourceLocation
 from imagefactory.recipes.bases import BASE_ONLY_KEYS, BaseName, read_base
 from imagefactory.recipes.expand import read_origins, with_origins
 from imagefactory.recipes.family import Recipe, RecipeRow
@@ -224,10 +224,23 @@ _FAMILY_REQUIRED = {
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
-_LISTS = ("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude")
+_LISTS = (
+    "capabilities",
+    "checks",
+    "waive",
+    "packages",
+    "constraints",
+    "environment",
+    "index",
+    "exclude",
+    "cooldown",
+)
 _OVERRIDABLE = (*_LISTS, *_OF_CONDA)
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
-_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", *_OF_FAMILIES, *BASE_ONLY_KEYS, *_OVERRIDABLE)
+_FROZEN = ("file", "environment", "extras", "groups", "skip")
+# The lock of another tool has the packages, so these keys would have no effect.
+_NOT_WITH_FROZEN = ("packages", "constraints", "pip", "index", "exclude", "extras", "channel-priority")
+_FAMILY_KEYS = (*_FAMILY_REQUIRED, "on", "frozen", *_OF_FAMILIES, *BASE_ONLY_KEYS, *_OVERRIDABLE)
 _OWN = ("framework", "description", "labels", "extras", "python", "base")
 _ROW_KEYS = (*_ROW_REQUIRED, "rocm", "on", *_OWN, *BASE_ONLY_KEYS, "platforms", *_OVERRIDABLE)
 # A family that is built on a target has only these keys; the target brings the rest.
@@ -276,6 +289,7 @@ def parse_recipe(text: str, file: str) -> Recipe:
             _check_fit(reader, section, RequirementContext(kind=kind, framework=named, channels=channels))
     matrix = with_origins(reader, root, kind, framework, matrix)
     files, start = read_files(reader, fields.get("files")), read_start(reader, fields)
+    frozen = _read_frozen(reader, root, fields)
     reader.finish()
     return Recipe(
         family=texts["family"],
@@ -291,6 +305,40 @@ def parse_recipe(text: str, file: str) -> Recipe:
         files=files,
         start=start,
         system=system,
+        frozen=frozen,
+    )
+
+
+def _read_frozen(reader: NodeReader, root: YamlNode, fields: Mapping[str, YamlNode]) -> FrozenSpec | None:
+    """Return the lock of another tool that has the packages. Reports keys that it excludes."""
+    if (node := fields.get("frozen")) is None:
+        return None
+    values = reader.mapping(node, _FROZEN, {"file": 'file: "./uv.lock"'})
+    matrix = root.get("matrix")
+    rows = matrix.items if matrix and matrix.kind == "list" else []
+    for section in (root, *rows):
+        for key, _ in section.pairs if section.kind == "map" else ():
+            if key.text in _NOT_WITH_FROZEN:
+                message = f"'{key.text}' has no effect: all packages come from the lock in 'frozen'"
+                reader.fault(key.where, "key-not-with-frozen", message, "remove it, or remove 'frozen'")
+    builds = [
+        item
+        for row in rows
+        for key in ("cuda", "rocm", "platforms")
+        if (value := row.get(key))
+        for item in value.items
+    ]
+    if matrix and (len(rows) != 1 or len(builds) != 1):
+        message = "'frozen' needs a matrix with one row and one build, because a lock has one environment"
+        reader.fault(matrix.where, "frozen-matrix", message, "write a family for each lock")
+    skipped = reader.texts(values.get("skip"), "skip", "excluded package")
+    return FrozenSpec(
+        file=reader.text(values.get("file"), "file", "frozen file"),
+        where=node.where,
+        environment=reader.text(values.get("environment"), "environment", "extra"),
+        extras=reader.texts(values.get("extras"), "extras", "extra"),
+        groups=reader.texts(values.get("groups"), "groups", "extra"),
+        skip=tuple(map(canonical, skipped)),
     )
 
 
@@ -382,6 +430,7 @@ def _common(
         pip=requirements("pip", "package", "pypi"),
         origins=read_origins(reader, fields.get("index")),
         exclude=tuple(map(canonical, reader.texts(fields.get("exclude"), "exclude", "excluded package"))),
+        cooldown=reader.text(fields.get("cooldown"), "cooldown", "cooldown"),
     )
 
 
@@ -405,6 +454,7 @@ def _merge(
         origins=tuple((dict(common.origins) | dict(child_row.origins)).items()),
         channels=child_row.channels or common.channels,
         priority=child_row.priority or common.priority or "strict",
+        cooldown=child_row.cooldown or common.cooldown,
         virtual=tuple((dict(common.virtual) | dict(child_row.virtual)).items()),
         description=reader.text(row.get("description"), "description", "description"),
         labels=read_labels(reader, row.get("labels")),

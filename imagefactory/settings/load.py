@@ -17,7 +17,7 @@ from imagefactory.errors import UsageError, os_reason
 from imagefactory.logs import LOG_VARIABLE
 from imagefactory.oci.store import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
-from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
+from imagefactory.settings.choices import CONTAINERS, ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
 from imagefactory.settings.files import (
     FILE_NAME,
     UntrustedProjectError,
@@ -37,6 +37,7 @@ from imagefactory.settings.sources import RestrictedSetting, find_restricted, ke
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
 _INDEX = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+")
+_SNAPSHOT = re.compile(r"https?://[A-Za-z0-9_./:@%+~-]+")
 _PLACE = re.compile(r"(?:https?|file)://[A-Za-z0-9_./:%+~-]+|/[^,=\x00-\x1f\x7f]*")
 CENTER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 """The name of a center. It has no `.` or `:`, so that `CENTER/TARGET` is never an address in a registry."""
@@ -61,6 +62,7 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
         except UsageError as error:
             setting_location = f"{_toml_name(name)} ({values[name].origin})"
             raise UsageError(error.code, f"{setting_location}: {error.message}", hint=error.hint) from error
+    _check_snapshot(values["debian_snapshot"])
     _check_mirrors(values["mirrors"])
     _check_indexes(values["indexes"])
     _check_channels(values["channels"])
@@ -72,7 +74,13 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
         raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
     if not re.fullmatch("[0-9]+", values["workers"].value):
         raise _invalid("workers", values["workers"], "a number", "write 0 or more")
-    for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
+    choices = {
+        "engine": tuple(ENGINES),
+        "runner": ("", *RUNNERS),
+        "site": SITES,
+        "container": CONTAINERS,
+    }
+    for name, known in choices.items():
         if values[name].value not in known:
             raise _invalid(name, values[name], "supported", f"write {' or '.join(filter(None, known))}")
     solver, path = values["solver"], Path(values["solver"].value)
@@ -80,6 +88,9 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if solver.value not in SOLVERS and not (path.is_absolute() and path.is_file()):
         hint = f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba"
         raise _invalid("solver", solver, "a solver", hint)
+    cooldown = values["cooldown"]
+    if cooldown.value and not RULES["cooldown"].allows(cooldown.value):
+        raise _invalid("cooldown", cooldown, "an age", f"write {RULES['cooldown'].write}")
     center = values["center"]
     if center.value and not CENTER.fullmatch(center.value):
         raise UsageError(
@@ -179,6 +190,12 @@ def _check_place(name: str, setting: SettingValue, text: str, *, tagged: bool = 
         ) from error
 
 
+def _check_snapshot(setting: SettingValue) -> None:
+    if setting.value not in ("", "none") and not _SNAPSHOT.fullmatch(setting.value):
+        hint = 'write debian-snapshot = "https://HOST", with archive/debian/TIME/ below it, or "none"'
+        raise _invalid("debian-snapshot", setting, "an address of snapshots", hint)
+
+
 def _check_certificates(setting: SettingValue) -> None:
     if not setting.value:
         return
@@ -252,8 +269,10 @@ class Settings:
     index: SettingValue
     indexes: SettingValue
     debian_mirror: SettingValue
+    debian_snapshot: SettingValue
     channels: SettingValue
     solver: SettingValue
+    cooldown: SettingValue
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
@@ -261,6 +280,7 @@ class Settings:
     catalog_mirrors: SettingValue
     center: SettingValue
     site: SettingValue
+    container: SettingValue
     licenses: SettingValue
     sif_folder: SettingValue
     submit_commands: SettingValue
@@ -384,6 +404,7 @@ def load_settings(
         "codec": "zstd",
         "workers": "0",
         "site": SITES[0],
+        "container": CONTAINERS[0],
     }
     _check_known_settings(environ)
     values: dict[str, SettingValue] = {}
@@ -422,7 +443,15 @@ def load_settings(
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
-OF_CENTERS = ("catalog", "catalog-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+OF_CENTERS = (
+    "catalog",
+    "catalog-mirrors",
+    "site",
+    "container",
+    "sif-folder",
+    "submit-commands",
+    "sbatch-options",
+)
 """Settings that each center sets. For all others, the user's settings apply to all centers."""
 
 
@@ -456,8 +485,9 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             )
     unset = {key.replace("-", "_"): SettingValue(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = SettingValue(value=SITES[0], origin="default")
+    unset["container"] = SettingValue(value=CONTAINERS[0], origin="default")
     center_values = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
-    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *center_values)}
+    named = {key: getattr(settings, key) for key in ("site", "container", "sif_folder", *center_values)}
     named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
     result = replace(

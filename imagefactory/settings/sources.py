@@ -22,8 +22,10 @@ REASONS = {
     "index": "it decides which servers are queried",
     "indexes": "it decides which servers are queried",
     "debian-mirror": "it decides which servers are queried",
+    "debian-snapshot": "it decides which servers are queried",
     "channels": "it decides which servers are queried, or which directories are read",
     "solver": "a program to run",
+    "cooldown": "it decides which releases are accepted",
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
@@ -31,6 +33,7 @@ REASONS = {
     "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
+    "container": "",
     "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
@@ -123,6 +126,11 @@ MEANINGS = {
         'a table, `pytorch-cu128 = "https://..."`: the package indexes that `index` in recipes names',
     ),
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
+    "debian-snapshot": (
+        "what apt is set to, or that of Debian's own mirror",
+        "snapshots of Debian's archive, for packages that the mirror no longer has: an address with "
+        "`archive/debian/TIME/`, or `none`",
+    ),
     "channels": (
         "none",
         'a table, `"conda-forge" = "https://..."` or a directory that replaces a conda channel',
@@ -130,6 +138,11 @@ MEANINGS = {
     "solver": (
         "`rattler`",
         "of conda's packages: or your own `conda`, `mamba`, `micromamba`, or a path to one",
+    ),
+    "cooldown": (
+        "none",
+        "the least age of a release that `lock` takes from an index or a channel: `7 days`, `12 hours`, "
+        "`7 days except numpy, torch`",
     ),
     "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
     "workers": ("`0`", "what works at once; 0 is one per core"),
@@ -154,6 +167,7 @@ MEANINGS = {
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
+    "container": ("`apptainer`", "what starts images in the Slurm jobs of `job write`: or `pyxis`"),
     "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "

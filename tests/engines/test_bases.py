@@ -22,6 +22,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -106,9 +107,12 @@ class _Passing(BaseHTTPRequestHandler):
     server: PassingMirror
 
     def do_GET(self) -> None:
-        prefix = next(route for route in self.server.routes if self.path.startswith(route))
+        prefix = next((route for route in self.server.routes if self.path.startswith(route)), "")
         path = urllib.parse.unquote(self.path)
         self.server.asked.append(path)
+        if not prefix:
+            self.send_error(404)
+            return
         try:
             with urllib.request.urlopen(
                 f"{self.server.routes[prefix]}/{self.path.removeprefix(prefix)}", timeout=60
@@ -554,6 +558,24 @@ def test_locked_packages_that_are_gone(
     assert all(path.is_file() for path in newer.debs)
     assert "not the published one" in notes.lines[0]
     assert fetched["debian-12"].published
+
+
+def test_a_base_from_snapshots_alone_has_the_same_digest(
+    least: fetch.BaseArchives, own: DebianMirror, mirror: PassingMirror, tmp_path: Path
+) -> None:
+    then = datetime.fromtimestamp(least.lock.source_date_epoch, UTC) + timedelta(hours=6)
+    mirror.routes = {
+        f"/archive/{name}/{then:%Y%m%dT%H%M%SZ}/": upstream
+        for name, upstream in (("debian", own.main), ("debian-security", own.security))
+    }
+    emptied = replace(through(mirror, tmp_path / "debs"), snapshot=mirror.address.removesuffix("/debian"))
+    again = fetch.fetch_base(least.base, least.lock, emptied, QuietProgress(), locked=True)
+    assert again.published
+    made, expected = (
+        make.build_base(one, tmp_path / f"{number}.tar", QuietProgress(), environ=os.environ)
+        for number, one in enumerate((again, least))
+    )
+    assert made.sha256 == expected.sha256
 
 
 def test_a_package_of_another_content_is_refused(own: DebianMirror, locks: dict[str, BaseLock]) -> None:

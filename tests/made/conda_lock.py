@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.model import SourceLocation
 from tests.made.values import FORGE, make_base, make_conda, make_lock, make_target
 

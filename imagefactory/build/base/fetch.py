@@ -15,16 +15,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from imagefactory.errors import BuildError, DownloadError, os_problem
+from imagefactory.errors import BuildError, DownloadError, LockError, os_problem
 from imagefactory.lock.changes import VersionChange, base_moves
 from imagefactory.lock.debian.archive import (
+    SNAPSHOT_HINT,
     AptArchive,
     DebianMirror,
+    SnapshotArchive,
     StaleIndexError,
     open_archive,
+    open_snapshot,
+    snapshot_moments,
     solve_base,
 )
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
@@ -54,20 +57,29 @@ class BaseArchives:
 def fetch_base(
     base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
 ) -> BaseArchives:
-    """Fetch the locked .debs that the cache lacks.
+    """Fetch the locked .debs that the cache lacks, from the archive or from snapshots of it.
 
-    If the archive no longer has some of them, the suite's newer packages are solved and fetched instead, and
-    listed in `moved`. With `locked` this is a BuildError. Raises DownloadError for a .deb that differs from
-    the lock, LockError if the archive's indexes cannot be read.
+    If neither has some of them, the suite's newer packages are solved and fetched instead, and listed in
+    `moved`. With `locked` this is a BuildError. Raises DownloadError for a .deb that differs from the lock,
+    LockError if the archive's indexes cannot be read and no snapshot has the packages.
     """
     with _exclusive(mirror.debs, progress):
         moved: tuple[VersionChange, ...] = ()
-        if _missing(lock, mirror.debs):
+        if missing := _missing(lock, mirror.debs):
+            if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
+                progress.note(
+                    f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
+                    "checking the archive's indexes"
+                )
             try:
                 lock, moved = _fetch_missing(base, lock, mirror, progress, locked=locked)
-            except StaleIndexError:
-                progress.note(f"{base.name}: the archive has moved on; reading its indexes again")
-                lock, moved = _fetch_missing(base, lock, mirror, progress, locked=locked, fresh=True)
+            except LockError as error:
+                if error.code != "archive-read-failed" or not mirror.snapshot:
+                    raise
+                progress.note(f"{base.name}: {error.message}")
+                if problem := _fetch_from_snapshots(base, lock, missing, mirror, progress):
+                    error.message += f"\nand {problem}"
+                    raise
         for line in describe_missing_debs(base, moved):
             progress.note(line)
     debs = tuple(deb_path(mirror.debs, package) for package in lock.packages)
@@ -75,51 +87,72 @@ def fetch_base(
 
 
 def _fetch_missing(
-    base: BaseSpec,
-    lock: BaseLock,
-    mirror: DebianMirror,
-    progress: Progress,
-    *,
-    locked: bool,
-    fresh: bool = False,
+    base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool
 ) -> tuple[BaseLock, tuple[VersionChange, ...]]:
-    """Fetch missing .debs. Return a newer lock and the changes if the archive has only newer packages.
+    """Fetch missing .debs. Return a newer lock and the changes if only newer packages are available.
 
-    `fresh` indexes come from the archive itself, not from a cache. Raises StaleIndexError if an index lists
-    a file that the archive does not have.
+    An index that lacks a package, or lists one that the archive does not have, is read again from the
+    archive itself, not from a cache. Raises StaleIndexError if the archive still lacks a listed file.
     """
-    missing = _missing(lock, mirror.debs)
-    moved: tuple[VersionChange, ...] = ()
-    if there := [package for package in missing if deb_path(mirror.debs, package).exists()]:
-        progress.note(
-            f"{base.name}: {len(there)} packages in the cache have no record of Debian's signature; "
-            "checking the archive's indexes"
-        )
-    with open_archive(mirror, lock.suite, lock_architecture(lock), progress, fresh=fresh) as archive:
-        gone = _removed_error(missing, archive)
-        if gone and locked:
-            raise BuildError(
-                "packages-withdrawn",
-                f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
-                + "\n".join(_describe_removed(package, mirror.debs) for package in gone),
-                hint=f"lock newer packages: imagefactory lock base:{base.name} --upgrade; or keep these: "
-                f'debian-mirror = "ADDRESS/{_snapshot_of(lock)}", with ADDRESS of Debian\'s snapshots',
-            )
-        if gone:
-            newer = solve_base(base, archive, lock.content_hash)
-            moved = base_moves(lock, newer)
-            lock, missing = newer, _missing(newer, mirror.debs)
-        _download(missing, archive, mirror.debs, progress)
+    for fresh in (False, True):
+        missing, moved = _missing(lock, mirror.debs), tuple[VersionChange, ...]()
+        with open_archive(mirror, lock.suite, lock_architecture(lock), progress, fresh=fresh) as archive:
+            gone = _removed_error(missing, archive)
+            if gone and not fresh:
+                progress.note(f"{base.name}: the archive lacks locked packages; reading its indexes again")
+                continue
+            if gone:
+                problem = _fetch_from_snapshots(base, lock, gone, mirror, progress)
+                if problem and locked:
+                    newer = f"lock newer packages: imagefactory lock base:{base.name} --upgrade"
+                    raise BuildError(
+                        "packages-withdrawn",
+                        f"{base.name}: the archive no longer has {len(gone)} of its locked packages:\n"
+                        + "\n".join(_describe_removed(package, mirror.debs) for package in gone)
+                        + f"\n{problem}",
+                        hint=newer if mirror.snapshot else f"{SNAPSHOT_HINT}; or {newer}",
+                    )
+                if problem:
+                    progress.note(f"{base.name}: {problem}")
+                    solved = solve_base(base, archive, lock.content_hash)
+                    moved, lock = base_moves(lock, solved), solved
+                missing = _missing(lock, mirror.debs)
+            try:
+                _download(missing, archive, mirror.debs, progress)
+            except StaleIndexError:
+                if fresh:
+                    raise
+                progress.note(f"{base.name}: the archive has moved on; reading its indexes again")
+                continue
+        break
     return lock, moved
 
 
-def _snapshot_of(lock: BaseLock) -> str:
-    """Return the path of a snapshot with the packages of a lock: six hours after the time of its indexes.
-
-    Snapshots are six hours apart, and a time between two selects the older one.
-    """
-    then = datetime.fromtimestamp(lock.source_date_epoch, UTC) + timedelta(hours=6)
-    return f"archive/debian/{then:%Y%m%dT%H%M%SZ}"
+def _fetch_from_snapshots(
+    base: BaseSpec,
+    lock: BaseLock,
+    packages: Sequence[DebianPackage],
+    mirror: DebianMirror,
+    progress: Progress,
+) -> str:
+    """Fetch packages from snapshots of the lock's time. Return the problem, empty if all are complete."""
+    if not mirror.snapshot:
+        return "no snapshots of the archive are set (debian-snapshot)"
+    remaining, moments = list(packages), snapshot_moments(lock)
+    for moment in moments:
+        progress.note(f"{base.name}: fetching {len(remaining)} packages from the snapshot of {moment}")
+        try:
+            with open_snapshot(mirror, moment, lock.suite, lock_architecture(lock), progress) as snapshot:
+                gone = _removed_error(remaining, snapshot)
+                _download([p for p in remaining if p not in gone], snapshot, mirror.debs, progress)
+        except (DownloadError, LockError) as error:
+            if error.code == "hash-mismatch":
+                raise
+            return f"the snapshot of {moment} cannot be used: {error.message}"
+        if not (remaining := gone):
+            return ""
+    names = ", ".join(f"{package.name} {package.version}" for package in remaining)
+    return f"the snapshots of {', '.join(moments)} lack {names}"
 
 
 def describe_missing_debs(base: BaseSpec, moved: Sequence[VersionChange]) -> list[str]:
@@ -210,7 +243,9 @@ def _describe_removed(package: DebianPackage, debs: Path) -> str:
     return f"  {package.name} {package.version}{there if deb_path(debs, package).exists() else ''}"
 
 
-def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> list[DebianPackage]:
+def _removed_error(
+    missing: Sequence[DebianPackage], archive: AptArchive | SnapshotArchive
+) -> list[DebianPackage]:
     offers = archive.offered([package.name for package in missing])
     gone = []
     for package in missing:
@@ -227,7 +262,9 @@ def _removed_error(missing: Sequence[DebianPackage], archive: AptArchive) -> lis
     return gone
 
 
-def _download(packages: Sequence[DebianPackage], archive: AptArchive, debs: Path, progress: Progress) -> None:
+def _download(
+    packages: Sequence[DebianPackage], archive: AptArchive | SnapshotArchive, debs: Path, progress: Progress
+) -> None:
     """Fetch packages through a directory that survives a killed process, so that nothing is fetched twice.
 
     The signed indexes have all of `packages`.

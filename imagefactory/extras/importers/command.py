@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +22,9 @@ from imagefactory.cli.output import (
 )
 from imagefactory.cli.recipes import copied_family, new_recipe_path, recipe_json, write_recipe
 from imagefactory.errors import UsageError
+
+if TYPE_CHECKING:
+    from imagefactory.extras.importers.new import RecipeRequest
 
 
 @click.command("import", cls=Command)
@@ -49,6 +53,11 @@ from imagefactory.errors import UsageError
     type=click.Choice(("pypi", "conda")),
     help="Where packages come from.  [default: what FILE says, or pypi]",
 )
+@click.option(
+    "--frozen",
+    is_flag=True,
+    help="Keep the very files of a lock, by their hashes. Nothing is solved.  [default: versions are bounds]",
+)
 @section("Parts of FILE")
 @click.option(
     "--extra",
@@ -62,7 +71,7 @@ from imagefactory.errors import UsageError
     "groups",
     multiple=True,
     metavar="NAME",
-    help="Also import this group of a pyproject.toml or lock (repeatable).",
+    help="Also import this group of a pyproject.toml or lock, or category of conda-lock (repeatable).",
 )
 @click.option("--environment", default="", metavar="NAME", help="Import this pixi environment.")
 @click.option(
@@ -98,6 +107,7 @@ def import_recipe(
     extras: tuple[str, ...],
     groups: tuple[str, ...],
     extends: str,
+    frozen: bool,
     partial: bool,
     dry_run: bool,
     as_json: bool,
@@ -108,6 +118,7 @@ def import_recipe(
     imagefactory recipe import requirements.txt --extends pytorch-2.3-cu121
     imagefactory recipe import environment.yml --family mylab
     imagefactory recipe import pyproject.toml --extra train
+    imagefactory recipe import uv.lock --frozen
 
     FILE is a requirements.txt, environment.yml, pyproject.toml, setup.py, pixi.toml, pylock.toml,
     Dockerfile, Apptainer definition, list of conda URLs (@EXPLICIT), or a lock of conda-lock, pixi, uv or
@@ -127,7 +138,17 @@ def import_recipe(
             text and extends, f"{option} does not apply here", f"remove it: it comes from {extends}"
         )
     check_name(family, "family")
-    if cuda == "none":
+    if frozen:
+        for option, chosen in (
+            ("--extends", extends),
+            ("--source", source),
+            ("--context", context),
+            ("--build-arg", build_args),
+        ):
+            reject_conflict(
+                chosen, f"{option} does not apply here", "remove it: --frozen keeps the files of a lock"
+            )
+    if cuda == "none" and not frozen:
         raise UsageError(
             "option-invalid",
             "--cuda none is not supported: recipe new writes recipes for GPUs",
@@ -151,6 +172,8 @@ def import_recipe(
         context=context,
         build_args=_build_args(build_args),
     )
+    if frozen:
+        return _import_frozen(call, request, path, partial=partial, dry_run=dry_run, as_json=as_json)
     with copied_family(call, extends, dry_run=dry_run):
         factory = call.factory
         plan = plan_recipe(
@@ -177,6 +200,40 @@ def import_recipe(
                     print_json(value | {"errors": failures.as_json()})
             return None
     return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
+
+
+def _import_frozen(
+    call: CommandContext,
+    request: RecipeRequest,
+    path: Path,
+    *,
+    partial: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write the recipe of a lock whose very files are kept. A lock outside of the project is copied."""
+    from imagefactory.extras.importers.frozen import copy_lock, plan_frozen
+
+    draft, inside = plan_frozen(call.factory, request)
+    stopped = bool(draft.lost) and not partial
+    for label, lines in (("note", draft.notes), ("lost", () if stopped else draft.lost)):
+        for line in lines:
+            call.progress.note(f"{label}: {line}")
+    if dry_run and not as_json:
+        print_result(draft.text.rstrip("\n"))
+    value = recipe_json(request.family, "" if dry_run or stopped else str(path), draft)
+    value["frozen"] = True
+    if dry_run or stopped:
+        with exit_with_first_failure() as failures:
+            if stopped:
+                failures.add(_incomplete(request.file.name, draft.lost))
+            if as_json:
+                print_json(value | {"errors": failures.as_json()})
+        return None
+    if copy_lock(call.factory, request.file, inside):
+        call.progress.note(f"note: {request.file} was copied to {inside}, because it is not in the project")
+    write_recipe(path, value, as_json=as_json)
+    return print_next_command("lock", request.family)
 
 
 def _build_args(texts: Sequence[str]) -> dict[str, str]:

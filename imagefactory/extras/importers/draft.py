@@ -155,7 +155,9 @@ def draft(
     framework, source = find_framework(spec, request.framework, request.source)
     lines = _DraftNotes(spec.file, [*spec.notes, *notes], [*spec.lost])
     if spec.locked:
-        lines.note("every package was written at its locked version (loosen what may be newer)")
+        lines.note(
+            "locked versions became bounds, and are solved again (--frozen keeps the very files of a lock)"
+        )
     row = FrameworkRow(framework=framework, source=source, spec=spec)
     if source == "conda":
         row = _from_conda(row, lines)

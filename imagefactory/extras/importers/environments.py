@@ -96,7 +96,7 @@ class ReadOptions:
     `build_context` is the user's directory for a container file, `context` the directory from which it
     copies. `beside` reads other files that this file names, `place` is its directory relative to the root
     (None outside), `projects` are the directories whose projects were read. `build_args` are values for a
-    container file.
+    container file. With `frozen` the file is a lock whose very files are kept.
     """
 
     pythons: tuple[str, ...]
@@ -111,6 +111,7 @@ class ReadOptions:
     projects: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     context: BuildContext | None = None
     build_args: Mapping[str, str] = field(default_factory=dict)
+    frozen: bool = False
 
     def inside(self, bounds: str) -> ReferencedFiles:
         """Return the readers for pip lines in an environment with these bounds on Python."""
@@ -136,6 +137,7 @@ class ReadOptions:
             extras=self.extras,
             groups=self.groups,
             named=True,
+            frozen=self.frozen,
         )
 
     def python(self, bounds: str) -> str:
@@ -266,8 +268,8 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
     if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
         _check_no_selection(file, reading)
         if EXPLICIT.search(text):
-            return read_explicit(text, file)
-        spec = EnvironmentSpec(file=file)
+            return read_explicit(text, file, frozen=reading.frozen)
+        spec = EnvironmentSpec(file=file, frozen=reading.frozen)
         add_requirements(spec, text, file, _within_file(reading.inside(""), file))
         return spec
     if re.search(r"\{[{%]", text):
@@ -282,10 +284,11 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
     root = parse_tree(text, file, LIMITS)
     if root.kind == "map" and "environments" in root.keys:
         _check_no_selection(file, replace(reading, environment=""))
-        return read_pixi_lock(root, file, reading.environment, reading.inside(""))
-    _check_no_selection(file, reading)
+        return read_pixi_lock(root, file, reading.environment, reading.inside(""), frozen=reading.frozen)
     if root.kind == "map" and "package" in root.keys:
-        return read_conda_lock(root, file)
+        _check_no_selection(file, replace(reading, groups=()))
+        return read_conda_lock(root, file, reading.groups, frozen=reading.frozen)
+    _check_no_selection(file, reading)
     if root.kind == "map" and "dependencies" in root.keys:
         return _environment(root, text, file, reading)
     raise recipe_problem(start, *_NOTHING)

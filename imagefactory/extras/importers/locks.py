@@ -23,6 +23,7 @@ from imagefactory.extras.importers.pip_lines import ReferencedFiles, add_index, 
 from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
+    LockedRow,
     add_channel,
     add_channels,
     add_directory,
@@ -84,7 +85,7 @@ def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
     Raises RecipeError for another format, and for an unknown extra or group.
     """
     _check_format(root.where, text_of(root, "version"), ("1",), "create it with a uv that writes 1")
-    spec = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True, frozen=options.frozen)
     spec.bound_python(text_of(root, "requires-python"), root.where)
     rows = {_key(row): row for row in _rows(root, "package")}
     project_rows = {key: row for key, row in rows.items() if _source_type(row) in _OWN}
@@ -102,7 +103,9 @@ def read_uv_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envi
     main = _main_index(spec, addresses, root.where)
     starts = [*selection, *(_manifest(root, rows) if not project_rows else [])] or list(rows)
     for key in _reached(lock, starts, selection, (extras, groups)):
-        if key in project_rows:
+        if spec.frozen:
+            spec.rows.append(LockedRow(kind="uv", where=rows[key].where, node=rows[key]))
+        elif key in project_rows:
             _take_own(spec, rows[key], options.beside)
         else:
             _take(spec, rows[key], options.beside, main)
@@ -116,7 +119,7 @@ def _main_index(spec: EnvironmentSpec, addresses: Iterable[str], location: Sourc
     """
     special = re.compile(r"/whl(/|$)|/cu[0-9]{2,3}\b|\.html?$")
     plain = [address for address in addresses if address and not special.search(address)]
-    main = max(plain, key=plain.count, default="")
+    main = spec.main_index = max(plain, key=plain.count, default="")
     if main and not is_mirror(main):
         index_text = f"the index {show(main, limit=120)}"
         spec.note(location, f"{index_text}: packages come from the index of this machine's settings")
@@ -198,7 +201,7 @@ def _take_own(spec: EnvironmentSpec, row: YamlNode, referenced_files: Referenced
 
 def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> EnvironmentSpec:
     """Return the runtime packages of a poetry.lock with exact versions, and the code of the project."""
-    spec = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True, frozen=options.frozen)
     spec.bound_python(poetry_bounds(text_of(_map(root, "metadata"), "python-versions")) or "", root.where)
     rows, python = _rows(root, "package"), options.beside.python
     chosen, groups = _of_poetry(spec, root, rows, options)
@@ -229,10 +232,18 @@ def read_poetry_lock(root: YamlNode, file: str, options: ProjectReadOptions) -> 
             do = "import the project's pyproject.toml, with --extra NAME"
             question_text = f"which of {show(' and '.join(versions))} of {show(name)} is meant"
             spec.leave(same[0].where, f"the lock does not say {question_text}", do)
+        elif spec.frozen:
+            spec.rows.append(LockedRow(kind="poetry", where=same[0].where, node=same[0]))
         else:
             _take(spec, same[0], options.beside)
     described = parse_project(options.beside.read("pyproject.toml"), "pyproject.toml")
+    if spec.frozen and not grouped and project is None:
+        do = "put this file next to its pyproject.toml, or lock it again with Poetry 2"
+        spec.leave(root.where, "this format does not say which packages the project requires", do)
     if described is not None and is_package(described):
+        if spec.frozen:
+            spec.rows.append(LockedRow(kind="project", where=root.where, node=described))
+            return spec
         add_directory(spec, options.beside.place, ".", root.where)
     return spec
 
@@ -312,7 +323,7 @@ def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envir
         raise recipe_problem(
             root.where, "format-unsupported", f"has the format {show(version or 'none')}", do
         )
-    spec = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True, frozen=options.frozen)
     spec.bound_python(text_of(root, "requires-python"), root.where)
     environments = [item.text for item in _rows(root, "environments")]
     if environments and not any(marker_applies(marker, python) for marker in environments):
@@ -346,6 +357,9 @@ def read_pylock(root: YamlNode, file: str, options: ProjectReadOptions) -> Envir
             selection[name] = row
     main = _main_index(spec, [text_of(row, "index") for row in selection.values()], root.where)
     for row in selection.values():
+        if spec.frozen:
+            spec.rows.append(LockedRow(kind="pylock", where=row.where, node=row))
+            continue
         _take_of_pylock(spec, row, options.beside, main)
     return spec
 
@@ -481,12 +495,13 @@ _VIRTUAL = "{} is a virtual package: a machine has it, and no channel"
 
 
 def read_pixi_lock(
-    root: YamlNode, file: str, environment: str, referenced_files: ReferencedFiles
+    root: YamlNode, file: str, environment: str, referenced_files: ReferencedFiles, *, frozen: bool = False
 ) -> EnvironmentSpec:
     """Return the packages of one environment in a pixi.lock for linux-64, with exact versions."""
     version = root.get("version")
-    hint = f"create it with a pixi that writes {' or '.join(PIXI_VERSIONS)}"
-    _check_format((version or root).where, text_of(root, "version"), PIXI_VERSIONS, hint)
+    versions = PIXI_VERSIONS[2:] if frozen else PIXI_VERSIONS
+    hint = f"create it with a pixi that writes {' or '.join(versions)}"
+    _check_format((version or root).where, text_of(root, "version"), versions, hint)
     environments = root.get("environments")
     names = environments.keys if environments else ()
     name = environment or ("default" if "default" in names or len(names) != 1 else names[0])
@@ -498,11 +513,15 @@ def read_pixi_lock(
             f"has no environment {show(name)}",
             f"--environment {show(' or '.join(names), limit=4000)[1:-1] or 'NAME'}",
         )
-    spec = EnvironmentSpec(file=file, locked=True)
-    if channels := selection.get("channels"):
+    spec = EnvironmentSpec(file=file, locked=True, frozen=frozen)
+    if (channels := selection.get("channels")) and not frozen:
         add_channels(spec, channels)
     indexes = selection.get("indexes")
-    for index in indexes.items[1:] if indexes else ():  # the first is the one that is usual there
+    if indexes and indexes.items:
+        spec.main_index = indexes.items[0].text
+    for index in (
+        indexes.items[1:] if indexes and not frozen else ()
+    ):  # the first is the one that is usual there
         add_pip_line(spec, f"--extra-index-url {index.text}", index.where, ReferencedFiles(""))
     packages = selection.get("packages")
     # Since version 7 a platform has a name of its own, and several may be kinds of one.
@@ -518,6 +537,12 @@ def read_pixi_lock(
             f"has no packages for {PLATFORM}, only for {there}",
             f"add {PLATFORM} and lock",
         )
+    if frozen:
+        described = {value.text: row for row in _rows(root, "packages") for _, value in row.pairs[:1]}
+        for value in (value for item in of_platform.items for _, value in item.pairs[:1]):
+            row = described.get(value.text)
+            spec.rows.append(LockedRow(kind="pixi", where=value.where, node=row, text=value.text))
+        return spec
     wheels = _pixi_wheels(root)
     for item in of_platform.items:
         for key, value in item.pairs[:1]:
@@ -558,12 +583,17 @@ def _pixi_wheels(root: YamlNode) -> Mapping[str, tuple[str, str]]:
     return wheels
 
 
-def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
-    """Return the packages of a conda-lock.yml for linux-64, with exact versions."""
+def read_conda_lock(
+    root: YamlNode, file: str, categories: Collection[str] = (), *, frozen: bool = False
+) -> EnvironmentSpec:
+    """Return the packages of a conda-lock.yml for linux-64, with exact versions.
+
+    `categories` are taken besides `main`. Raises RecipeError for an unknown one.
+    """
     version = root.get("version")
     hint = "create it with conda-lock 1 or newer"
     _check_format((version or root).where, text_of(root, "version"), ("1",), hint)
-    spec = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True, frozen=frozen)
     metadata = root.get("metadata")
     ours = metadata.get("custom_metadata") if metadata else None
     if ours and (pip := ours.get("imagefactory.pip")):  # our own locks of two files
@@ -583,16 +613,27 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
             f"has no packages for {PLATFORM}, only for {there}",
             f"lock for {PLATFORM} too",
         )
-    headed = _channels(spec, metadata.get("channels") if metadata else None, real or fitting)
+    of_channels = EnvironmentSpec(file=file) if frozen else spec  # frozen packages have their addresses
+    headed = _channels(of_channels, metadata.get("channels") if metadata else None, real or fitting)
     others: dict[str, list[str]] = {}
+    known = {text_of(row, "category") or "main" for row in fitting}
+    if unknown := [name for name in categories if name not in known]:
+        raise recipe_problem(
+            root.where,
+            "group-unknown",
+            f"has no category {show(unknown[0])}",
+            f"--group {show(' or '.join(sorted(known - {'main'})) or 'NAME', limit=4000)[1:-1]}",
+        )
     for row in fitting:
         name, version_, category = (
             text_of(row, "name"),
             text_of(row, "version"),
             text_of(row, "category") or "main",
         )
-        if category != "main":
+        if category not in ("main", *categories):
             others.setdefault(category, []).append(name)
+        elif frozen:
+            spec.rows.append(LockedRow(kind="conda-lock", where=row.where, node=row))
         elif text_of(row, "manager") == "pip":
             _locked_wheel(spec, (name, version_), row.where)
         else:
@@ -600,11 +641,11 @@ def read_conda_lock(root: YamlNode, file: str) -> EnvironmentSpec:
             if name.startswith("__"):
                 spec.note(row.where, _VIRTUAL.format(show(name)))
                 continue
-            package = (name, version_, _parts(address)[2])
-            _locked_spec(spec, package, row.where, channel=_headed(_channel(address), headed))
+            package = (name, version_, archive_parts(address)[2])
+            _locked_spec(spec, package, row.where, channel=_headed(channel_of(address), headed))
     _name_channels(spec)
     for category, names in others.items():
-        message = f"optional, not taken: the packages of category {show(category)}"
+        message = f"optional, not taken (--group {show(category)[1:-1]}): the packages of that category"
         names_ = _names(names)
         spec.note(packages.where if packages else root.where, f"{message}: {names_}")
     return spec
@@ -623,7 +664,7 @@ def _channels(spec: EnvironmentSpec, heading: YamlNode | None, rows: list[YamlNo
     mirrors: dict[str, None] = {}
     for row in rows:
         address = row.get("url") if text_of(row, "manager") != "pip" else None
-        channel = _channel(address.text) if address else ""
+        channel = channel_of(address.text) if address else ""
         if address and channel.startswith("file:"):
             continue  # which each package tells
         if address and channel and _headed(channel, headed) == channel:
@@ -645,23 +686,26 @@ def _headed(channel: str, headed: tuple[str, ...]) -> str:
     return next(names, channel)
 
 
-def _channel(address: str) -> str:
+def channel_of(address: str) -> str:
     """Return the channel in the address of an archive, empty for other addresses."""
     match = re.match(r"([a-z]+://.+)/(?:linux-64|noarch)/[^/]+$", address.partition("#")[0])
     return match[1] if match else ""
 
 
-def read_explicit(text: str, file: str) -> EnvironmentSpec:
+def read_explicit(text: str, file: str, *, frozen: bool = False) -> EnvironmentSpec:
     """Return the packages in a list of addresses, the output of `conda list --explicit` and conda-lock."""
-    spec = EnvironmentSpec(file=file, locked=True)
+    spec = EnvironmentSpec(file=file, locked=True, frozen=frozen)
     platforms: dict[str, None] = {}
     for number, line in enumerate(text.split("\n")):
         location, line = SourceLocation(file=file, line=number + 1, column=1), line.strip()
-        if match := _PIP_ROW.match(line):
+        is_entry = bool(line) and not line.startswith(("#", "@"))
+        if frozen and (is_entry or _PIP_ROW.match(line)):
+            spec.rows.append(LockedRow(kind="explicit", where=location, text=line))
+        elif match := _PIP_ROW.match(line):
             _locked_wheel(spec, (match[1], match[2]), location)
-        elif line and not line.startswith(("#", "@")):
+        elif is_entry:
             address = line.split()[0]
-            parts, platform = _parts(address), address.rpartition("/")[0].rpartition("/")[2]
+            parts, platform = archive_parts(address), address.rpartition("/")[0].rpartition("/")[2]
             if not parts[0] or "://" not in address:
                 do = "write the address of an archive, or add the package manually"
                 spec.leave(location, f"{show(line)} is not the address of a package", do)
@@ -670,10 +714,12 @@ def read_explicit(text: str, file: str) -> EnvironmentSpec:
             if parts[0].startswith("__"):
                 spec.note(location, _VIRTUAL.format(show(parts[0])))
                 continue
-            channel = _channel(address)
+            channel = channel_of(address)
             if channel and not channel.startswith("file:") and channel_name(channel) not in spec.channels:
                 add_channel(spec, channel, location)
             _locked_spec(spec, parts, location, channel=channel)
+    if frozen and spec.rows:
+        return spec
     _name_channels(spec)
     others = [name for name in platforms if name not in (PLATFORM, "noarch")]
     if others:
@@ -698,10 +744,10 @@ def _locked_conda(spec: EnvironmentSpec, address: YamlNode) -> None:
             "add it from a channel, if one has it",
         )
         return
-    _locked_spec(spec, _parts(address.text), address.where, channel=_channel(address.text))
+    _locked_spec(spec, archive_parts(address.text), address.where, channel=channel_of(address.text))
 
 
-def _parts(address: str) -> tuple[str, str, str]:
+def archive_parts(address: str) -> tuple[str, str, str]:
     """Return name, version and build from the file name of a conda archive, empty for another name."""
     filename = address.partition("#")[0].rpartition("/")[2]
     stem = re.sub(r"\.(conda|tar\.bz2)$", "", filename)

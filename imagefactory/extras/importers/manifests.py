@@ -168,7 +168,8 @@ class ProjectReadOptions:
     """Options for reading a project. `beside` has its Python version and reads files near it.
 
     `environment` is a pixi environment, `extras` and `groups` are optional parts to add. `named` is True for
-    the user's file: then an unknown extra is an error, and optional packages are listed.
+    the user's file: then an unknown extra is an error, and optional packages are listed. With `frozen` the
+    file is a lock whose very files are kept.
     """
 
     beside: ReferencedFiles
@@ -176,6 +177,7 @@ class ProjectReadOptions:
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     named: bool = False
+    frozen: bool = False
 
 
 @dataclass(slots=True)

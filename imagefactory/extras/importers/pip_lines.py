@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.extras.importers.spec import (
     PLATFORM,
     EnvironmentSpec,
+    LockedRow,
     add_git,
     add_match_spec,
     git_of_archive,
@@ -167,6 +168,9 @@ def add_pip_line(
 ) -> None:
     """Add one line with the rules of pip. Hashes are dropped, since the lock has them."""
     text = re.sub(r"(^|\s)#.*", "", line).strip()
+    if spec.frozen:
+        spec.rows += [LockedRow(kind="requirements", where=location, text=text)] if text else []
+        return
     text = re.sub(r"\s--hash[= ]\S+", "", text).strip()
     if not text:
         return

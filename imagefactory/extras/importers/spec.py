@@ -60,6 +60,20 @@ class ImageParts:
     command: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedRow:
+    """One package of a lock as its file has it: the `node` of its row, or its line as `text`.
+
+    `kind` is the format (`uv`, `poetry`, `pylock`, `pixi`, `conda-lock`, `explicit`, `requirements`), or
+    `project` for the code of the project itself.
+    """
+
+    kind: str
+    where: SourceLocation
+    node: YamlNode | None = None
+    text: str = ""
+
+
 @dataclass(slots=True)
 class EnvironmentSpec:
     """The requirements of a file, in the terms of a recipe.
@@ -77,6 +91,9 @@ class EnvironmentSpec:
     the other files that were read. `lost` are requests that a recipe cannot contain, as `file:line:column:
     what (what to do)`; `notes` are facts for the user without a loss. `frameworks` are the unselected extras
     and groups, as (type, name), with a framework that only they name.
+
+    With `frozen` the file is a lock whose very files are kept: then `rows` has its packages for this
+    environment, and no requirements are read. `main_index` is the index of most of them.
     """
 
     file: str
@@ -100,6 +117,9 @@ class EnvironmentSpec:
     lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     frameworks: list[tuple[str, str]] = field(default_factory=list)
+    frozen: bool = False
+    rows: list[LockedRow] = field(default_factory=list)
+    main_index: str = ""
 
     @property
     def index_requirements(self) -> list[str]:

@@ -14,12 +14,16 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from imagefactory.errors import DownloadError, LockError, ToolError
 from imagefactory.gpu.capability import architecture
-from imagefactory.lock.debian.lock import ALWAYS, base_content_hash
+from imagefactory.http import HttpError, HttpSession, Login, RetryPolicy, read_some
+from imagefactory.lock.debian.lock import ALWAYS, base_content_hash, downloaded_filename, lock_architecture
+from imagefactory.lock.download import RemoteFile, fetch_files, reporting_sleep
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
@@ -49,7 +53,8 @@ class DebianMirror:
     `main` and `security` are addresses of archives (each has dists/ and pool/). Those in `dated` are
     snapshots, whose indexes have expired on purpose. `debs` is the cache of .deb files. `environ` is the
     caller's environment for apt. `certificates` is a bundle of CA certificates to trust instead of the
-    machine's, empty for the machine's.
+    machine's, empty for the machine's. `snapshot` is the address of a snapshot service, which has
+    `archive/debian/TIME/` and `archive/debian-security/TIME/`; empty for none.
     """
 
     main: str
@@ -59,6 +64,7 @@ class DebianMirror:
     debs: Path
     environ: tuple[tuple[str, str], ...]
     certificates: str = ""
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +78,12 @@ class AptSource:
     check_valid_until: bool
 
 
-def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt: Path) -> DebianMirror:
+def find_mirror(
+    setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt: Path, snapshot: str = ""
+) -> DebianMirror:
     """Return the archive of `setting` (`debian-mirror`), else that of the apt sources in `etc_apt`.
 
-    Raises ToolError without either.
+    `snapshot` is the setting `debian-snapshot`. Raises ToolError without an archive.
     """
     main, security, dated = choose_archives(setting, read_sources(etc_apt))
     return DebianMirror(
@@ -85,7 +93,48 @@ def find_mirror(setting: str, debs: Path, environ: Mapping[str, str], *, etc_apt
         keyring=KEYRING,
         debs=debs,
         environ=apt_environment(environ),
+        snapshot=find_snapshot(snapshot, main, environ),
     )
+
+
+NO_SNAPSHOT = "none"
+"""The value of `debian-snapshot` that turns snapshots off."""
+SNAPSHOT_HINT = (
+    'write debian-snapshot = "ADDRESS" in your settings, where ADDRESS has archive/debian/TIME/ and '
+    "archive/debian-security/TIME/ (Debian's snapshot service, or a site's copy of it)"
+)
+_APT_SNAPSHOTS = re.compile(r"(https?://[^\s@\"]+)/archive/(?:debian|@PATH@)/@SNAPSHOTID@")
+
+
+_OWN_MIRROR = re.compile(r"(https?://)deb\.([a-z0-9-]+(?:\.[a-z0-9-]+)+)/debian")
+"""Debian's own mirror, whose domain has the snapshot service too."""
+
+
+def find_snapshot(setting: str, main: str, environ: Mapping[str, str]) -> str:
+    """Return the address of `setting` (`debian-snapshot`), else that of this machine; empty for none.
+
+    Newer versions of apt have one (`Acquire::Snapshots::URI`, apt.conf(5)). If `main`, the archive of this
+    machine, is Debian's own, the service is `snapshot` in the same domain.
+    """
+    if setting:
+        return "" if setting == NO_SNAPSHOT else setting.rstrip("/")
+    argv = ["apt-config", "dump", "Acquire::Snapshots::URI"]
+    try:
+        result = subprocess.run(
+            argv,
+            env=dict(apt_environment(environ)),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        configured = _APT_SNAPSHOTS.search(result.stdout)
+    except OSError:  # not a machine with apt
+        configured = None
+    if configured:
+        return configured[1]
+    own = _OWN_MIRROR.fullmatch(main)
+    return f"{own[1]}snapshot.{own[2]}" if own else ""
 
 
 def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, str, frozenset[str]]:
@@ -249,9 +298,9 @@ def search_path(environ: Mapping[str, str]) -> str:
 PAUSES = (5.0, 20.0, 60.0)
 """Seconds before retries at an archive that limits requests by address.
 
-apt itself waits after 429 and 503, by Retry-After, but not after 509, which snapshot.debian.org sends.
+apt 2.6 fails at once at 429, 503 and 509.
 """
-_LIMITED = re.compile(r"^E: Failed to fetch \S+\s+509\b|\b509\s+Bandwidth", re.MULTILINE)
+_LIMITED = re.compile(r"^E: Failed to fetch \S+\s+(?:429|503|509)\b|\b509\s+Bandwidth", re.MULTILINE)
 # Only for indexes: a package that differs from its index may be manipulated.
 _SYNCING = re.compile(
     r"^E: Failed to fetch \S+/dists/\S+\s+(?:File has unexpected size|Hash Sum mismatch)", re.MULTILINE
@@ -372,6 +421,15 @@ class AptArchive:
                     result = now
             task.advance(total - result)
 
+    def uris(self, packages: Iterable[DebianPackage]) -> dict[str, str]:
+        """Return the address of each package's file by apt's name of the file."""
+        pins = [f"{package.name}={package.version}" for package in packages]
+        result = self._run("apt-get", "-q", "--print-uris", "download", *pins)
+        if result.returncode:
+            raise DownloadError("download-failed", error_lines(result.stderr), hint=MIRROR_HINT)
+        rows = re.findall(r"^'([^']+)' (\S+) ", result.stdout, re.MULTILINE)
+        return {filename: uri for uri, filename in rows}
+
     def _run(self, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [tool, "-c", str(self.root / "apt.conf"), *arguments],
@@ -483,6 +541,175 @@ def open_archive(
             remove_tree(root)
 
 
+def unavailable_packages(
+    lock: BaseLock, packages: Sequence[DebianPackage], mirror: DebianMirror, progress: Progress
+) -> tuple[tuple[DebianPackage, ...], tuple[DebianPackage, ...]]:
+    """Return those of `packages` that the mirror lacks, and those of them that snapshots lack too.
+
+    Reads only indexes. Raises LockError or DownloadError for an archive that cannot be read.
+    """
+    processor = lock_architecture(lock)
+    gone = tuple(packages)
+    for fresh in (False, True):
+        if gone:
+            with open_archive(mirror, lock.suite, processor, progress, fresh=fresh) as archive:
+                gone = _lacking(packages, archive)
+    lost = gone
+    for moment in snapshot_moments(lock) if mirror.snapshot else ():
+        if lost:
+            with open_snapshot(mirror, moment, lock.suite, processor, progress) as snapshot:
+                lost = _lacking(lost, snapshot)
+    return gone, lost
+
+
+def _lacking(
+    packages: Sequence[DebianPackage], archive: AptArchive | SnapshotArchive
+) -> tuple[DebianPackage, ...]:
+    offers = archive.offered([package.name for package in packages])
+    return tuple(package for package in packages if offers.get((package.name, package.version)) != package)
+
+
+def snapshot_moments(lock: BaseLock) -> tuple[str, ...]:
+    """Return the times of the snapshots that may have the packages of a lock, the best first.
+
+    A time selects the newest older snapshot, and they are about six hours apart. So the first is the next one
+    after the lock's indexes. The others help if a package was replaced within hours, or a snapshot was
+    skipped.
+    """
+    then = datetime.fromtimestamp(lock.source_date_epoch, UTC)
+    return tuple(f"{then + timedelta(hours=hours):%Y%m%dT%H%M%SZ}" for hours in (6, 0, 24))
+
+
+SNAPSHOT_POLICY = RetryPolicy(attempts=5, first_wait=2.0, longest_wait=1800.0, threads=2)
+"""The policy for a snapshot service, which limits what one address may fetch (429, 503, 509)."""
+_LARGEST_RELEASE, _LARGEST_INDEX = 8 << 20, 256 << 20  # bytes; those of Debian have 0.2 and 50 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotAccess:
+    """The access to a snapshot service: a WebAccess with the proxy of the environment."""
+
+    certificates: str
+    proxy: str = ""
+
+    def login(self, url: str) -> Login:  # noqa: ARG002
+        """Return None: a login is read from ~/.netrc."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotArchive:
+    """The archives of one moment, at a snapshot service. `index` has their signed indexes.
+
+    `addresses` are (local copy of the indexes, address of the archive).
+    """
+
+    index: AptArchive
+    addresses: tuple[tuple[str, str], ...]
+    access: SnapshotAccess
+
+    def offered(self, names: Iterable[str]) -> dict[tuple[str, str], DebianPackage]:
+        """Return the packages of these names at that moment, as AptArchive does."""
+        return self.index.offered(names)
+
+    def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
+        """Fetch .debs into `directory`, resuming partial files. Waits as long as the service requires."""
+        uris = self.index.uris(packages)
+        files = [
+            RemoteFile(
+                title=f"{package.name} {package.version}",
+                url=self._address(uris[filename := downloaded_filename(package)]),
+                path=directory / filename,
+                size=package.size,
+                sha256=package.sha256,
+                denied=SNAPSHOT_HINT,
+                gone=SNAPSHOT_HINT,
+            )
+            for package in packages
+        ]
+        label = f"{len(files)} Debian packages of a snapshot"
+        fetch_files(files, self.access, progress, label=label, retry_policy=SNAPSHOT_POLICY)
+
+    def _address(self, uri: str) -> str:
+        return next(
+            f"{address}{uri.removeprefix(local)}"
+            for local, address in self.addresses
+            if uri.startswith(local)
+        )
+
+
+@contextmanager
+def open_snapshot(
+    mirror: DebianMirror, moment: str, suite: str, architecture: str, progress: Progress
+) -> Iterator[SnapshotArchive]:
+    """Read the indexes of `suite` as they were at `moment` (`20240101T000000Z`).
+
+    apt checks their signatures like those of a mirror, but not their age. Raises DownloadError if the
+    service cannot be read, and as `open_archive`.
+    """
+    access = SnapshotAccess(certificates=mirror.certificates)
+    with tempfile.TemporaryDirectory(
+        prefix="imagefactory-snapshot-", dir=dict(mirror.environ).get("TMPDIR") or None
+    ) as directory:
+        copies = {name: Path(directory) / name for name in ("debian/", "debian-security/")}
+        addresses = {name: f"{mirror.snapshot}/archive/{name}{moment}/" for name in copies}
+        suites = (
+            ("debian/", suite),
+            ("debian/", f"{suite}-updates"),
+            ("debian-security/", f"{suite}-security"),
+        )
+        with HttpSession(access, retry_policy=SNAPSHOT_POLICY) as web:
+            files = [
+                _fetch_release(web, addresses[name], copies[name], each, architecture, progress)
+                for name, each in suites
+            ]
+        label = f"package lists of Debian {suite} at {moment}"
+        fetch_files(files, access, progress, label=label, retry_policy=SNAPSHOT_POLICY)
+        main, security = (f"file:{quote(str(copy))}" for copy in copies.values())
+        local = replace(mirror, main=main, security=security, dated=frozenset((main, security)))
+        with open_archive(local, suite, architecture, progress) as index:
+            pairs = zip((f"{main}/", f"{security}/"), addresses.values(), strict=True)
+            yield SnapshotArchive(index=index, addresses=tuple(pairs), access=access)
+
+
+def _fetch_release(
+    web: HttpSession, address: str, copy: Path, suite: str, architecture: str, progress: Progress
+) -> RemoteFile:
+    """Fetch the InRelease of a suite into `copy`, and return its package index, which is to fetch."""
+
+    def once() -> bytes:
+        with web.open(f"{address}dists/{suite}/InRelease") as response:
+            return read_some(response.raw, _LARGEST_RELEASE)
+
+    sleep = reporting_sleep(time.sleep, f"Debian {suite}", progress)
+    try:
+        data = web.retry_policy.retry(once, sleep=sleep)
+    except HttpError as error:
+        raise DownloadError(
+            "snapshot-unreadable", f"cannot read the snapshot: {error}", hint=SNAPSHOT_HINT
+        ) from error
+    path = f"main/binary-{architecture}/Packages.xz"
+    row = re.search(
+        rf"^ ([0-9a-f]{{64}}) +([0-9]{{1,9}}) {re.escape(path)}$", data.decode(errors="replace"), re.MULTILINE
+    )
+    if row is None or int(row[2]) > _LARGEST_INDEX:
+        raise DownloadError(
+            "snapshot-unreadable", f"{address}: Debian {suite} has no list {path}", hint=SNAPSHOT_HINT
+        )
+    release = copy / "dists" / suite / "InRelease"
+    (index := release.parent / path).parent.mkdir(parents=True)
+    release.write_bytes(data)
+    return RemoteFile(
+        title=f"the packages of Debian {suite}",
+        url=f"{address}dists/{suite}/{path}",
+        path=index,
+        size=int(row[2]),
+        sha256=row[1],
+        denied=SNAPSHOT_HINT,
+        gone=SNAPSHOT_HINT,
+    )
+
+
 def _watch(
     argv: Sequence[str], directory: Path, environ: tuple[tuple[str, str], ...], progress: Progress
 ) -> Iterator[float]:
@@ -494,7 +721,7 @@ def _watch(
         limited = _LIMITED.search(text)
         if pause is None or not (limited or (pause == PAUSES[0] and _SYNCING.search(text))):
             break
-        reason = "limits downloads of this address (509)" if limited else "is being updated"
+        reason = "limits downloads of this address" if limited else "is being updated"
         progress.note(f"the archive {reason}: waiting {pause:.0f} seconds")
         time.sleep(pause)
     line = error_lines(text) or f"{argv[0]} ended with {code}"

@@ -103,6 +103,16 @@ def best_offer(offers: Iterable[IndexWheel], lock: Lock) -> tuple[LockedWheel, I
     return wheel, offer
 
 
+def variant_of(filename: str) -> str:
+    """Return the label of a variant wheel (drafts PEP 817 and 825), empty for other files.
+
+    Variants differ by the machine, such as its GPU, and a recipe cannot choose one. They are never locked.
+    """
+    parts = filename.removesuffix(".whl").split("-")
+    built = len(parts) > 2 and parts[2][:1].isdigit()  # a build number
+    return parts[-1] if filename.endswith(".whl") and len(parts) == 6 + built else ""
+
+
 def choose(
     offers: Mapping[str, tuple[IndexWheel, ...]],
     empty: Lock,
@@ -117,6 +127,12 @@ def choose(
     wheels = []
     for name, offered in sorted(offers.items()):
         best = best_offer(offered, empty)
+        if best is None and (variants := [file.filename for file in offered if variant_of(file.filename)]):
+            raise LockError(
+                "wheel-variant",
+                f"{empty.target}: '{name}' has only variant wheels for this Python, such as {variants[0]}",
+                hint="use a version or an index with plain wheels: a recipe cannot choose a variant",
+            )
         if best is None:
             other = working_versions(name, there(name), empty)
             raise LockError(

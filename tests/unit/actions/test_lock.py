@@ -10,23 +10,26 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 
 from imagefactory.actions import lock as stages_lock
-from imagefactory.actions.lock import LockResult, has_wheels, solve_target
-from imagefactory.errors import UnsolvableError
+from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, release_cutoff, solve_target
+from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda import by_conda_lock
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.debian import archive
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import PinnedVersions
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import DebianPackage, Lock, LockedWheel, ReleaseCutoff
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.views.images import format_relock
+from tests.made.command import Said
 from tests.made.conda_lock import LOCK, TARGET
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
@@ -236,6 +239,79 @@ def test_a_lock_of_wheels_keeps_no_note(place: Place) -> None:
     shutil.copy(ROOT / "recipes" / "jax.yaml", place.root / "recipes")
     said = place.call("lock", "jax-0.4.30-cu12", "--note", "a")
     assert (said.code, said.error_codes) == (2, ("note-not-supported",))
+
+
+@dataclass
+class Debian:
+    """Stands in for a Debian archive with snapshots."""
+
+    gone: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    error: LockError | None = None
+
+    def unavailable_packages(
+        self, _: object, packages: tuple[DebianPackage, ...], *__: object
+    ) -> tuple[tuple[DebianPackage, ...], ...]:
+        if self.error:
+            raise self.error
+        return tuple(tuple(p for p in packages if p.name in names) for names in (self.gone, self.lost))
+
+
+@pytest.fixture
+def searched(place: Place, monkeypatch: pytest.MonkeyPatch) -> Debian:
+    """A locked target, whose files are all available: `channel` has them with the locked size."""
+    assert place.call("lock", "tiny-*").code == 0
+    shutil.copytree(ROOT / "lockfiles" / "bases", place.root / "lockfiles" / "bases")
+    for package in locked(place).conda:
+        (place.root / "channel" / package.subdir / package.filename).write_bytes(bytes(package.size))
+    debian = Debian()
+    monkeypatch.setattr(archive, "unavailable_packages", debian.unavailable_packages)
+    monkeypatch.setattr(stages_lock, "debian_mirror", lambda _: None)
+    return debian
+
+
+def locked(place: Place) -> Lock:
+    lock = read_lock(place.root / "lockfiles", place.factory.targets[0])
+    assert lock
+    return lock
+
+
+SEARCH = ("lock", "tiny-*", "--check", "--available", "--json")
+
+
+def missing(said: Said) -> dict[str, list[str]]:
+    return {row["file"]: row["locks"] for row in json.loads(said.out)["missing_files"]}
+
+
+def test_all_locked_files_are_available(place: Place, searched: Debian) -> None:
+    said = place.call(*SEARCH)
+    assert (said.code, missing(said)) == (0, {})
+    said = place.call(*SEARCH[:-1])
+    assert (said.code, said.out.splitlines()) == (0, ["1 lock is current, and all files are available"])
+    assert "missing_files" not in json.loads(place.call("lock", "--check", "--json", "tiny-*").out)
+
+
+def test_locked_files_that_no_place_has_are_listed(place: Place, searched: Debian) -> None:
+    numpy, python = (
+        next(one for one in locked(place).conda if one.name == name) for name in ("numpy", "python")
+    )
+    (place.root / "channel" / numpy.subdir / numpy.filename).unlink()
+    (place.root / "channel" / python.subdir / python.filename).write_bytes(b"of another size")
+    searched.gone, searched.lost = ("apt", "bash"), ("apt",)
+    said = place.call(*SEARCH)
+    assert (said.code, said.error_codes) == (9, ("locked-files-unavailable",))
+    rows = missing(said)
+    deb = next(file for file in rows if file.endswith(".deb"))
+    assert deb.startswith("apt_")
+    assert rows == {deb: ["base:debian-12"], numpy.url: ["tiny-2.3-cu121"], python.url: ["tiny-2.3-cu121"]}
+    assert [line for line in said.err.splitlines() if line.startswith("base:debian-12: 1 ")]
+
+
+def test_a_place_that_cannot_be_read_leaves_the_answer_unknown(place: Place, searched: Debian) -> None:
+    searched.error = LockError("archive-read-failed", "cannot read the package lists")
+    said = place.call(*SEARCH)
+    assert (said.code, said.error_codes, missing(said)) == (11, ("availability-unknown",), {})
+    assert place.call("lock", "tiny-*", "--available").code == 2
 
 
 # --- what cannot be solved -----------------------------------------------------------------------
@@ -575,3 +651,81 @@ def test_whether_some_python_has_a_wheel_of_a_release(place: Place) -> None:
     base = place.factory.base_of(target)
     found = [has_wheels(Index(), target, base, pin) for pin in ("x", "x==1.0", "x==1.1", "x==1.2", "x==1.3")]  # type: ignore[arg-type]
     assert found == [True, False, True, True, False]
+
+
+NEWER = ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",))
+
+
+def test_a_young_release_is_excluded_with_its_age_until_it_is_let_through(place: Place) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    code, out, _ = place.call("lock", "tiny-*", "--exclude-newer", "7 days", "--json")
+    row = json.loads(out)["results"][0]
+    (outdated,) = row["outdated"]
+    assert (code, outdated["name"], outdated["locked"], outdated["newest"]) == (
+        0,
+        "numpy",
+        "1.26.4",
+        "1.27.0",
+    )
+    assert datetime.now(UTC) - datetime.fromisoformat(outdated["uploaded"]) > timedelta(days=2)
+    (target,) = place.factory.targets
+    before = read_lock(place.root / "lockfiles", target)
+    assert before
+    assert before.cutoff
+    assert str(before.cutoff) == row["exclude_newer"]
+    assert place.call("lock", "tiny-*", "--exclude-newer", row["exclude_newer"])[0] == 0  # the same date
+    assert read_lock(place.root / "lockfiles", target) == before
+    assert place.call("lock", "tiny-*", "-P", "numpy", "--exclude-newer", "7 days except numpy")[0] == 0
+    after = read_lock(place.root / "lockfiles", target)
+    assert after
+    assert after.cutoff
+    assert after.cutoff.allowed == ("numpy",)
+    assert next(package.version for package in after.conda if package.name == "numpy") == "1.27.0"
+    assert place.states() == {"tiny-2.3-cu121": "ok"}
+
+
+def test_a_long_list_of_young_releases_is_cut() -> None:
+    rows = tuple(
+        OutdatedPackage(
+            name=f"p{n}", locked="1", newest="2", reason="why", accept="", named=False, uploaded="2026"
+        )
+        for n in range(13)
+    )
+    lines = format_relock(LockResult(target=TARGET, before=LOCK, after=LOCK, behind=rows)).splitlines()
+    assert (len(lines), lines[-1].split()[:3]) == (12, ["!", "and", "3"])
+
+
+def test_a_recipe_that_needs_a_young_release_is_told_which(place: Place) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    place.ask('"numpy 1.27.*"')
+    code, _, err = place.call("lock", "tiny-*", "--exclude-newer", "7 days")
+    assert code == 5
+    assert "numpy 1.27.0 (2 days old)" in " ".join(err.split())
+
+
+def test_the_cooldown_of_a_recipe_and_the_setting(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    monkeypatch.setenv("IMAGEFACTORY_COOLDOWN", "1 day")
+    recipe = place.root / "recipes" / "tiny.yaml"
+    recipe.write_text(f"{recipe.read_text()}    cooldown: 1 week\n")
+    assert place.call("lock", "tiny-*")[0] == 0
+    (target,) = place.factory.targets
+    lock = read_lock(place.root / "lockfiles", target)
+    assert lock
+    assert lock.cutoff
+    assert timedelta(days=7) <= datetime.now(UTC) - lock.cutoff.time < timedelta(days=8)
+    recipe.write_text(recipe.read_text().replace("    cooldown: 1 week\n", ""))
+    assert place.states() == {"tiny-2.3-cu121": "stale"}
+
+
+def test_without_an_upgrade_the_date_never_goes_back(place: Place) -> None:
+    (target,) = place.factory.targets
+    late = ReleaseCutoff(time=datetime(2030, 1, 1, tzinfo=UTC), allowed=("numpy", "torch"))
+    before = replace(LOCK, cutoff=late)
+    kept = release_cutoff(place.factory, target, before, LockOptions(update=("numpy",)))
+    assert kept == replace(late, allowed=("torch",))
+    assert release_cutoff(place.factory, target, before, LockOptions(update_all=True)) is None
+    assert release_cutoff(place.factory, target, before, LockOptions(exclude_newer="0 days")) is None
+    cooled = replace(target, cooldown="1 day except scipy")
+    both = release_cutoff(place.factory, cooled, before, LockOptions())
+    assert both == replace(late, allowed=("numpy", "scipy", "torch"))

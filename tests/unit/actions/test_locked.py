@@ -12,7 +12,7 @@ from imagefactory.actions.definition import define_target, write_definition
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import TO_BUILD, lock_state, require_lock
 from imagefactory.extras.nightly.outdated import _copied
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import read_lock, write_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET

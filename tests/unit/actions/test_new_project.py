@@ -15,7 +15,7 @@ from imagefactory import __version__, errors
 from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
 from imagefactory.lock import LockRequest, OutdatedPackage
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock
 from imagefactory.progress import Progress

@@ -44,7 +44,7 @@ HEALTHY = MachineFacts(
     sysctls=(("user/max_user_namespaces", "15000"),),
     sandbox=SandboxAttempt(refusal=""), tools=(("mmdebstrap", "/usr/bin/mmdebstrap"), ("uv", "/usr/bin/uv")),
     modules=MODULES, keyrings=("/usr/share/keyrings/debian-archive-keyring.gpg",), apt_sources=("bookworm",),
-    debian_mirror="", subuid=False, subgid=False,
+    debian_mirror="", debian_snapshot="https://snapshots.example.org", subuid=False, subgid=False,
     disks=(
         Disk(name="store", path="/s", origin="default", free=100_000_000_000, writable=True),
         Disk(name="cache", path="/c", origin="$IMAGEFACTORY_CACHE", free=100_000_000_000, writable=True),
@@ -141,6 +141,7 @@ def test_overlay_denied_is_its_own_finding() -> None:
     ({"libc": ("", "")}, "platform", Health.WARNING, "glibc"),
     ({"tools": (("uv", "/u"),)}, "mmdebstrap", Health.MISSING, "apt-get install mmdebstrap"),
     ({"keyrings": ()}, "debian keyring", Health.MISSING, "debian-archive-keyring"),
+    ({"debian_snapshot": ""}, "debian snapshot", Health.WARNING, "debian-snapshot"),
     ({"apt_sources": ()}, "debian mirror", Health.MISSING, "IMAGEFACTORY_DEBIAN_MIRROR"),
     ({"tools": (("mmdebstrap", "/m"),), "modules": tuple(m for m in MODULES if m != "uv")},
      "uv", Health.MISSING, "[build]"),

@@ -15,7 +15,7 @@ from imagefactory.errors import UnbuiltError
 from imagefactory.extras.wheels import lock
 from imagefactory.extras.wheels.lock import ProjectWheel, build_and_lock, in_order, with_wheel
 from imagefactory.lock import LockRequest
-from imagefactory.lock.content_hash import content_hash
+from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock, Target
 from imagefactory.progress import QUIET

@@ -252,6 +252,31 @@ def test_without_an_archive_the_error_says_what_to_set(setting: str, sources: st
         choose_archives(setting, parse_sources_list(sources))
 
 
+APT_SNAPSHOTS = """Acquire::Snapshots::URI::Host::archive.example "https://other.example/@PATH@/@SNAPSHOTID@/";
+Acquire::Snapshots::URI::Host::debian.example "https://s.example/archive/@PATH@/@SNAPSHOTID@/";
+Acquire::Snapshots::URI::Origin::Debian "https://s.example/archive/debian/@SNAPSHOTID@/";
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_apt", "main", "address"),
+    [
+        ("", APT_SNAPSHOTS, "http://deb.example.org/debian", "https://s.example"),
+        ("", "", "http://deb.example.org/debian", "http://snapshot.example.org"),
+        ("", "", "https://mirror.example.org/debian", ""),
+        ("", "", "http://deb.example.org/other", ""),
+        ("none", APT_SNAPSHOTS, "http://deb.example.org/debian", ""),
+        ("https://site.example/x/", APT_SNAPSHOTS, "http://deb.example.org/debian", "https://site.example/x"),
+    ],
+)
+def test_snapshots_are_those_of_the_setting_or_of_this_machine(
+    tmp_path: Path, setting: str, of_apt: str, main: str, address: str
+) -> None:
+    (tmp_path / "apt-config").write_text(f"#!/bin/sh\ncat <<'END'\n{of_apt}END\n")
+    (tmp_path / "apt-config").chmod(0o755)
+    assert archive.find_snapshot(setting, main, {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == address
+
+
 def test_indexes_are_read_with_debians_keys_and_checks() -> None:
     mirror = DebianMirror(
         main="http://m/debian",
@@ -667,6 +692,8 @@ exit 100
     [
         (2, "pool/a_1_amd64.deb  509  Bandwidth Limit Exceeded", 3, None),
         (2, "dists/s/InRelease  509  ", 3, None),
+        (1, "dists/s/InRelease  429  Too Many Requests", 2, None),
+        (1, "pool/a_1_amd64.deb  503  Service Unavailable", 2, None),
         (9, "pool/a_1_amd64.deb  509  ", 4, DownloadError),
         (1, "dists/s/Packages.xz  File has unexpected size (6 != 7). Mirror sync in progress?", 2, None),
         (1, "dists/s/Packages.xz  Hash Sum mismatch", 2, None),

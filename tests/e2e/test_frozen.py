@@ -1,0 +1,197 @@
+"""A lock that a person brings: its very files become the lock of a target, and the files of an image.
+
+uv solves small projects against an index of our own, and nothing is solved here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uv import find_uv_bin
+
+from imagefactory.lock.pypi.requirements import parse_lock
+from tests.made.documents import check_printed
+from tests.services.factory import COMMAND, make_root
+from tests.services.package_index import Index, package_index
+
+PROJECT = """\
+[project]
+name = "trainer"
+version = "0.1"
+requires-python = ">=3.11"
+dependencies = ["torch==2.6.0", "einops", "numpy<2; python_version < '3.12'"]
+[project.optional-dependencies]
+plots = ["markupsafe"]
+[dependency-groups]
+dev = ["setuptools"]
+[tool.uv]
+package = false
+"""
+
+
+@dataclass(frozen=True)
+class Bringer:
+    """An imagefactory project that is a project of uv too, and an index of packages."""
+
+    root: Path
+    index: Index
+    home: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+            "IMAGEFACTORY_INDEX": self.index.url,
+            "UV_DEFAULT_INDEX": self.index.url,
+            "UV_NO_CACHE": "1",
+            "UV_HTTP_RETRIES": "0",
+            "UV_PYTHON_DOWNLOADS": "never",
+        }
+
+    def uv(self, *words: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            [find_uv_bin(), *words], cwd=cwd or self.root, env=self.environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(self, *words: str) -> tuple[int, dict[str, Any]]:
+        command = [*COMMAND, "-C", str(self.root), *words, "--json"]
+        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=300)
+        check_printed(done.stdout)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def ok(self, *words: str) -> dict[str, Any]:
+        code, value = self.run(*words)
+        assert (code, value["errors"]) == (0, [])
+        return value
+
+    def bring(self, file: str | Path, *options: str) -> dict[str, Any]:
+        return self.ok("recipe", "import", str(self.root / file), "--family", "mine", "--frozen", *options)
+
+    def locked(self) -> dict[str, str]:
+        """The sha256 of each locked wheel."""
+        (path,) = (self.root / "lockfiles").glob("mine-*.requirements.txt")
+        return {wheel.name: wheel.sha256 for wheel in parse_lock(path.read_text(), str(path)).wheels}
+
+
+@pytest.fixture
+def bringer(tmp_path: Path) -> Iterator[Bringer]:
+    root = make_root(tmp_path / "project")
+    (tmp_path / "home").mkdir()
+    (root / "pyproject.toml").write_text(PROJECT)
+    with package_index(tmp_path / "index") as index:
+        index.json = True
+        index.add(
+            "torch", "2.6.0", needs=("nvidia-cuda-runtime-cu12==12.4.127",), tag="cp311-cp311-linux_x86_64"
+        )
+        index.add(
+            "torch", "2.6.0", needs=("nvidia-cuda-runtime-cu12==12.4.127",), tag="cp313-cp313-linux_x86_64"
+        )
+        index.add("nvidia-cuda-runtime-cu12", "12.4.127", tag="py3-none-manylinux2014_x86_64")
+        for name, version in (
+            *(("einops", "0.7.0"), ("numpy", "1.26.4"), ("numpy", "2.2.0")),
+            *(("markupsafe", "2.1.5"), ("setuptools", "80.9.0")),
+        ):
+            index.add(name, version)
+        bringer = Bringer(root=root, index=index, home=tmp_path / "home")
+        bringer.uv("lock")
+        index.add("einops", "0.8.0")  # published after the lock
+        yield bringer
+
+
+def of_uv_lock(root: Path) -> dict[str, set[str]]:
+    """The hashes that uv.lock has of each package."""
+    packages = tomllib.loads((root / "uv.lock").read_text())["package"]
+    return {p["name"]: {w["hash"].removeprefix("sha256:") for w in p.get("wheels", [])} for p in packages}
+
+
+def test_a_uv_lock_is_kept_file_by_file(bringer: Bringer) -> None:
+    value = bringer.bring("uv.lock")
+    assert (value["frozen"], value["skipped"]) == (True, [])
+    assert value["choice"] | {"reasons": []} == {
+        "framework": "torch", "version": "2.6.0", "cuda": "12.4", "python": "3.13", "reasons": []
+    }  # fmt: skip
+    bringer.ok("lock", "mine")
+    locked, allowed = bringer.locked(), of_uv_lock(bringer.root)
+    assert sorted(locked) == ["einops", "nvidia-cuda-runtime-cu12", "torch"]
+    assert all(digest in allowed[name] for name, digest in locked.items())
+    einops = (bringer.index.folder / "einops-0.7.0-py3-none-any.whl").read_bytes()
+    assert locked["einops"] == hashlib.sha256(einops).hexdigest()
+    assert bringer.run("lock", "--check", "mine")[0] == 0
+    assert bringer.run("lock", "mine", "--upgrade")[1]["errors"][0]["code"] == "target-frozen"
+
+
+def test_a_changed_lock_is_noticed_and_taken(bringer: Bringer) -> None:
+    bringer.bring("uv.lock", "--extra", "plots", "--group", "dev")
+    bringer.ok("lock", "mine")
+    before = bringer.locked()
+    assert {"markupsafe", "setuptools"} < set(before)
+    bringer.uv("lock", "--upgrade-package", "einops")
+    code, value = bringer.run("lock", "--check", "mine")
+    assert (code, list(value["locks"].values())) == (4, ["stale"])
+    bringer.ok("lock", "mine")
+    after = bringer.locked()
+    assert {name for name in after if after[name] != before[name]} == {"einops"}
+    path = next((bringer.root / "lockfiles").glob("mine-*.requirements.txt"))
+    path.write_text(path.read_text().replace(after["einops"], before["einops"]).replace("0.8.0", "0.7.0"))
+    code, value = bringer.run("lock", "--check", "mine")
+    assert (code, list(value["locks"].values())) == (4, ["differs from ./uv.lock in einops"])
+    bringer.ok("lock", "mine")
+    assert bringer.locked() == after
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("pylock.toml", ("export", "--format", "pylock.toml", "-o", "pylock.toml")),
+        (
+            "requirements.txt",
+            ("export", "--format", "requirements.txt", "--no-emit-project", "-o", "requirements.txt"),
+        ),
+    ],
+)
+def test_what_uv_exports_gives_the_same_files(bringer: Bringer, file: str, words: tuple[str, ...]) -> None:
+    bringer.uv(*words, "--no-dev", "--frozen")
+    other = bringer.root.parent / "elsewhere"
+    other.mkdir()
+    (bringer.root / file).rename(other / file)
+    bringer.bring(other / file)  # outside of the project: it is copied next to the recipe
+    assert (bringer.root / "recipes/frozen/mine" / file).exists()
+    bringer.ok("lock", "mine")
+    bringer.ok("lock", "--check", "mine")
+    assert sorted(bringer.locked()) == ["einops", "nvidia-cuda-runtime-cu12", "torch"]
+    assert all(digest in of_uv_lock(bringer.root)[name] for name, digest in bringer.locked().items())
+
+
+def test_what_cannot_be_kept_stops_with_its_line(bringer: Bringer) -> None:
+    (bringer.root / "lib").mkdir()
+    (bringer.root / "lib/pyproject.toml").write_text('[project]\nname = "lib"\nversion = "1"\n')
+    bringer.index.add_sdist("onlysource", "1.0")
+    text = PROJECT.replace('"einops",', '"einops", "lib", "onlysource",')
+    (bringer.root / "pyproject.toml").write_text(text + '[tool.uv.sources]\nlib = { path = "lib" }\n')
+    bringer.uv("lock")
+    words = ("recipe", "import", str(bringer.root / "uv.lock"), "--family", "mine", "--frozen")
+    code, value = bringer.run(*words)
+    assert (code, value["errors"][0]["code"], value["path"]) == (2, "import-incomplete", "")
+    lines = (bringer.root / "uv.lock").read_text().split("\n")
+    for name in ("lib", "onlysource"):
+        row = lines.index(f'name = "{name}"')
+        assert any(
+            line.startswith(f"uv.lock:{row}:") or line.startswith(f"uv.lock:{row + 1}:")
+            for line in value["skipped"]
+        )
+    value = bringer.ok(*words, "--partial")
+    assert "skip: [lib, onlysource]" in value["recipe"]
+    bringer.ok("lock", "mine")
