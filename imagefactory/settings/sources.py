@@ -127,7 +127,7 @@ MEANINGS = {
     ),
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
     "debian-snapshot": (
-        "what apt is set to (newer versions)",
+        "what apt is set to, or that of Debian's own mirror",
         "snapshots of Debian's archive, for packages that the mirror no longer has: an address with "
         "`archive/debian/TIME/`, or `none`",
     ),
