@@ -72,6 +72,8 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
 def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if values["codec"].value not in ("zstd", "gzip"):
         raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
+    if values["sigstore_bundles"].value not in ("", "yes", "no"):
+        raise _invalid("sigstore-bundles", values["sigstore_bundles"], "yes or no", 'write "yes" or "no"')
     if not re.fullmatch("[0-9]+", values["workers"].value):
         raise _invalid("workers", values["workers"], "a number", "write 0 or more")
     for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
@@ -270,6 +272,7 @@ class Settings:
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
+    sigstore_bundles: SettingValue
     catalog: SettingValue
     catalog_mirrors: SettingValue
     center: SettingValue
@@ -314,6 +317,11 @@ class Settings:
     @property
     def plain_hosts(self) -> tuple[str, ...]:
         return listed(self.plain_http.value)
+
+    @property
+    def with_bundles(self) -> bool:
+        """Return whether signed statements are attached as Sigstore bundles too."""
+        return self.sigstore_bundles.value == "yes"
 
     @property
     def allowed_licenses(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ REASONS = {
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
+    "sigstore-bundles": "it decides what is attached to images",
     "catalog": "it decides which servers are queried, or which file is read",
     "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
@@ -148,6 +149,10 @@ MEANINGS = {
     "signing-key": (
         "the one key that you have",
         "what signs verdicts: the name of a key, or the path of a `.pem`",
+    ),
+    "sigstore-bundles": (
+        "`no`",
+        "`yes` attaches verdicts and provenance also as [Sigstore bundles](../trust.md#other-tools)",
     ),
     "catalog": (
         "that of `registry`",
