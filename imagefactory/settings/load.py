@@ -17,7 +17,7 @@ from imagefactory.errors import UsageError, os_reason
 from imagefactory.logs import LOG_VARIABLE
 from imagefactory.oci.store import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
-from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
+from imagefactory.settings.choices import CONTAINERS, ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
 from imagefactory.settings.files import (
     FILE_NAME,
     UntrustedProjectError,
@@ -76,7 +76,13 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
         raise _invalid("sigstore-bundles", values["sigstore_bundles"], "yes or no", 'write "yes" or "no"')
     if not re.fullmatch("[0-9]+", values["workers"].value):
         raise _invalid("workers", values["workers"], "a number", "write 0 or more")
-    for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
+    choices = {
+        "engine": tuple(ENGINES),
+        "runner": ("", *RUNNERS),
+        "site": SITES,
+        "container": CONTAINERS,
+    }
+    for name, known in choices.items():
         if values[name].value not in known:
             raise _invalid(name, values[name], "supported", f"write {' or '.join(filter(None, known))}")
     solver, path = values["solver"], Path(values["solver"].value)
@@ -277,6 +283,7 @@ class Settings:
     catalog_mirrors: SettingValue
     center: SettingValue
     site: SettingValue
+    container: SettingValue
     licenses: SettingValue
     sif_folder: SettingValue
     submit_commands: SettingValue
@@ -405,6 +412,7 @@ def load_settings(
         "codec": "zstd",
         "workers": "0",
         "site": SITES[0],
+        "container": CONTAINERS[0],
     }
     _check_known_settings(environ)
     values: dict[str, SettingValue] = {}
@@ -443,7 +451,15 @@ def load_settings(
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
-OF_CENTERS = ("catalog", "catalog-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+OF_CENTERS = (
+    "catalog",
+    "catalog-mirrors",
+    "site",
+    "container",
+    "sif-folder",
+    "submit-commands",
+    "sbatch-options",
+)
 """Settings that each center sets. For all others, the user's settings apply to all centers."""
 
 
@@ -477,8 +493,9 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             )
     unset = {key.replace("-", "_"): SettingValue(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = SettingValue(value=SITES[0], origin="default")
+    unset["container"] = SettingValue(value=CONTAINERS[0], origin="default")
     center_values = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
-    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *center_values)}
+    named = {key: getattr(settings, key) for key in ("site", "container", "sif_folder", *center_values)}
     named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
     result = replace(

@@ -34,6 +34,7 @@ REASONS = {
     "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
+    "container": "",
     "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
@@ -127,7 +128,7 @@ MEANINGS = {
     ),
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
     "debian-snapshot": (
-        "what apt is set to (newer versions)",
+        "what apt is set to, or that of Debian's own mirror",
         "snapshots of Debian's archive, for packages that the mirror no longer has: an address with "
         "`archive/debian/TIME/`, or `none`",
     ),
@@ -171,6 +172,7 @@ MEANINGS = {
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
+    "container": ("`apptainer`", "what starts images in the Slurm jobs of `job write`: or `pyxis`"),
     "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "

@@ -42,8 +42,9 @@ def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:
     platforms.append(f"linux_{machine}")
     major, _, minor_text = python.partition(".")
     version, interpreter = (int(major), int(minor_text)), f"cp{major}{minor_text}"
+    abi = interpreter + ("m" if version < (3, 8) else "")  # PEP 425: built with pymalloc
     return (
-        *tags.cpython_tags(version, abis=[interpreter], platforms=platforms),
+        *tags.cpython_tags(version, abis=[abi], platforms=platforms),
         *tags.compatible_tags(version, interpreter=interpreter, platforms=platforms),
     )
 

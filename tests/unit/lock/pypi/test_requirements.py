@@ -221,6 +221,8 @@ def test_reading_and_writing(tmp_path: Path) -> None:
 
 
 def test_tags_are_those_of_an_installer() -> None:
+    old = {str(tag) for tag in fitting_tags("3.7", "manylinux_2_36_x86_64")}
+    assert "cp37-cp37m-manylinux1_x86_64" in old
     best = [str(tag) for tag in fitting_tags("3.11", "manylinux_2_36_x86_64")]
     assert best[0] == "cp311-cp311-manylinux_2_36_x86_64"
     assert best[-1] == "py30-none-any"
