@@ -139,6 +139,20 @@ class ImageExportDocument(TypedDict):
     digest: str
 
 
+class SourcesExportDocument(TypedDict):
+    """The directory with the locked files of a target."""
+
+    format: Literal["imagefactory.image-export-sources/1"]
+    target: str
+    path: str
+    files: int
+    copied: int
+    """The files that the directory did not have yet."""
+    size: int
+    base: str
+    """The image of a pulled base, which is not in the directory; empty for a base of Debian packages."""
+
+
 class SifExportDocument(SifRow):
     """The .sif file of an image."""
 
@@ -461,13 +475,16 @@ def copy(
     "--format",
     "kind",
     type=click.Choice(
-        ["oci-archive", "docker-archive", "sif", *(["module"] if has_extra("modules") else [])]
+        [
+            *("oci-archive", "docker-archive", "sif", "sources"),
+            *(["module"] if has_extra("modules") else []),
+        ]
     ),
     default="oci-archive",
     show_default=True,
     help=(
         "oci-archive is for Podman, skopeo and Apptainer, docker-archive for `docker load`, sif for "
-        "Apptainer, module for `module load`."
+        "Apptainer, module for `module load`. sources are the locked packages, to build it again years later."
     ),
 )
 @click.option(
@@ -480,7 +497,8 @@ def copy(
     "--output",
     type=click.Path(path_type=Path),
     help=(
-        "The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif or modules]"
+        "The file, or the directory of modules or sources.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif, "
+        "modules, or the setting sources]"
     ),
 )
 @json_option
@@ -488,21 +506,24 @@ def copy(
 def export(
     call: CommandContext, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
-    """Write an image as a file or an environment module.
+    """Write an image as a file or a module, or write its packages.
 
     \b
     imagefactory image export pytorch-2.3-cu121 --format docker-archive
     imagefactory image export pytorch-2.3-cu121 --format sif
     imagefactory image export pytorch-2.3-cu121 --format module -o /software/gpu
+    imagefactory image export pytorch-2.3-cu121 --format sources -o /archive
 
     A module works with Lmod and Environment Modules. It has a wrapper for each program of the image, which
     runs it by Apptainer with the GPUs of the machine. All machines must see its directory.
     """
-    if kind == "module":
+    if kind in ("module", "sources"):
         if compression:
             raise UsageError(
                 "option-conflict", "--compression requires --format sif", hint="remove --compression"
             )
+        if kind == "sources":
+            return _export_sources(call, name, output, as_json=as_json)
         return _export_module(call, name, output or Path("modules"), as_json=as_json)
     if kind == "sif":
         return _export_sif(call, name, (compression or "", output), as_json=as_json)
@@ -546,6 +567,34 @@ def export(
     size = format_bytes(path.stat().st_size)
     print_result(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
     return None
+
+
+def _export_sources(call: CommandContext, name: str, output: Path | None, *, as_json: bool) -> None:
+    from imagefactory.actions.build import export_sources
+
+    factory = call.factory
+    directory = output or factory.settings.sources_path or Path("sources")
+    exported = export_sources(factory, factory.select_single(name), directory, call.progress)
+    if as_json:
+        return print_json(
+            SourcesExportDocument(
+                format="imagefactory.image-export-sources/1",
+                target=exported.target,
+                path=str(directory),
+                files=exported.files,
+                copied=exported.copied,
+                size=exported.size,
+                base=exported.base,
+            )
+        )
+    if exported.base:
+        call.progress.note(f"the base {exported.base} is not in it: keep a copy in a registry")
+    size = format_bytes(exported.size)
+    return print_result(
+        f"wrote {exported.files} files to {directory} ({size}, {exported.copied} new)\n"
+        f'build from it: sources = "{directory.absolute()}" in your settings, then imagefactory build '
+        f"{exported.target}"
+    )
 
 
 def _export_module(call: CommandContext, name: str, directory: Path, *, as_json: bool) -> None:
