@@ -28,7 +28,7 @@ from imagefactory.access import (
 from imagefactory.actions.definition import define_target, verify_layer_lock
 from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.locked import LockedBase, locked_base
-from imagefactory.build.base.fetch import adopt_debs, deb_file, fetch_base
+from imagefactory.build.base.fetch import adopt_debs, deb_file
 from imagefactory.build.base.image import (
     BaseRequest,
     PendingBase,
@@ -337,7 +337,7 @@ def export_sources(project: Project, target: Target, directory: Path, progress: 
         adopt_sources(project, request.locks, lock.packages, progress)
         part = request if isinstance(request, BaseRequest) else None
         while part:
-            fetched = fetch_base(part.base, part.lock, part.mirror(), progress, locked=True)
+            fetched = part.fetch(progress)
             pairs = zip(fetched.lock.packages, fetched.debs, strict=True)
             files += [deb_file(package, path, directory / path.relative_to(cache)) for package, path in pairs]
             part = part.below
@@ -379,6 +379,7 @@ def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> B
             base=row.base,
             lock=row.require(project.base_lock_path(row.base)),
             codec=project.settings.codec.value,
+            debs=project.settings.cache_path / "debs",
             mirror=lambda: debian_mirror(project),
             environ=project.environ,
             locked=locked,

@@ -94,6 +94,14 @@ def fetch_base(
     return BaseArchives(base=base, lock=lock, debs=debs, moved=moved)
 
 
+def cached_base(base: BaseSpec, lock: BaseLock, debs: Path) -> BaseArchives | None:
+    """Return the locked .debs in the cache, None if it lacks some."""
+    if _missing(lock, debs):
+        return None
+    paths = tuple(deb_path(debs, package) for package in lock.packages)
+    return BaseArchives(base=base, lock=lock, debs=paths, moved=())
+
+
 def _fetch_missing(
     base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool
 ) -> tuple[BaseLock, tuple[VersionChange, ...]]:

@@ -45,7 +45,7 @@ class Site:
         environ = {
             "IMAGEFACTORY_CACHE": str(cache),
             "IMAGEFACTORY_SOURCES": sources or str(self.directory),
-            "IMAGEFACTORY_DEBIAN_MIRROR": NOWHERE,
+            "IMAGEFACTORY_DEBIAN_MIRROR": "not an archive",
         }
         root = self.place.root
         return load_project(load_settings(directory=root, start=root, environ=environ), environ)
@@ -115,7 +115,7 @@ def test_a_build_takes_the_files_of_the_directory_and_needs_no_network(site: Sit
     assert PackageCache(tmp_path / "later", None).missing(lock.packages) == ()  # type: ignore[arg-type]
     request = base_request(project, base, locked=True)
     assert isinstance(request, BaseRequest)
-    made = fetch.fetch_base(base, request.lock, request.mirror(), QuietProgress(), locked=True)
+    made = request.fetch(QuietProgress())
     assert [path.read_bytes() for path in made.debs] == [DEB]
 
 
