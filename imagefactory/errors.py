@@ -213,6 +213,8 @@ class OutdatedPackageRow(TypedDict):
     """Whether the recipe names the package; then the lock is rejected."""
     build: str
     """The requirement that has no wheel and could be built; empty for none."""
+    uploaded: str
+    """The time of a release that the cooldown excluded (`2026-11-26T10:11:12Z`); empty for other reasons."""
 
 
 class OutdatedError(UnsolvableError):

@@ -7,6 +7,7 @@ versions are strings, never numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,7 +97,7 @@ class EnvironmentValues:
     `origins` are sorted pairs: a normalized name, and the index or wheel path it comes from. They list
     packages from other places than the machine's own index. Paths begin with `./` at the project's root.
     `exclude` are normalized names of PyPI packages that are not installed although another package requires
-    them.
+    them. `cooldown` is the least age of a release to lock (`7 days except numpy`), empty for any age.
 
     For conda: `channels` are addresses in their order, `priority` is `strict` or `disabled`, `virtual` are
     properties of the machine that packages may rely on, `pip` are PEP 508 strings of packages from PyPI.
@@ -120,6 +121,7 @@ class EnvironmentValues:
     pip: tuple[str, ...] = ()
     origins: tuple[tuple[str, str], ...] = ()
     exclude: tuple[str, ...] = ()
+    cooldown: str = ""
 
     def shared(self) -> dict[str, Any]:
         """Return these values by name, to copy them between a row and a target."""
@@ -256,6 +258,18 @@ LockedPackage = LockedWheel | LockedCondaPackage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseCutoff:
+    """No release after `time` (UTC, whole seconds) is locked, except packages in `allowed` (normalized)."""
+
+    time: datetime
+    allowed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = f" except {', '.join(self.allowed)}" if self.allowed else ""
+        return f"{self.time:%Y-%m-%dT%H:%M:%SZ}{names}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
     """A solved environment, each type of package sorted by name.
 
@@ -266,6 +280,7 @@ class Lock:
     `conda` is empty for a lock of only wheels; then so are `channels` (addresses in their order) and
     `virtual` (the virtual packages used for solving, as in a target). No package is in both `wheels` and
     `conda`. `note` is a line by the person who locked; `origins` are those of the wheels, as in a target.
+    `cutoff` limited the releases when the lock was solved, None without a limit.
     """
 
     target: str
@@ -279,6 +294,7 @@ class Lock:
     virtual: tuple[tuple[str, str], ...] = ()
     note: str = ""
     origins: tuple[tuple[str, str], ...] = ()
+    cutoff: ReleaseCutoff | None = None
 
     @property
     def packages(self) -> tuple[LockedPackage, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import (
@@ -42,10 +43,21 @@ from imagefactory.errors import (
     os_problem,
 )
 from imagefactory.fs import add_checksum, check_checksum, replacing
+from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, gates_of, role_of
+from imagefactory.gpu.frameworks import (
+    LibraryRole,
+    cpu_only,
+    cuda_of,
+    find_framework,
+    frameworks,
+    gates_of,
+    ptx_compiler,
+    role_of,
+)
 from imagefactory.gpu.knowledge import families, scanned, scanned_wheels
 from imagefactory.gpu.knowledge.packages import source_build
+from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
 from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
 from imagefactory.http import HttpError, HttpSession, local_path, redact
@@ -100,6 +112,7 @@ from imagefactory.scan.layers import (
 )
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.trust.verdict import VerificationResult
+from imagefactory.versions import natural
 
 LARGE = 1 << 20  # bytes; smaller packages have no GPU code of a framework
 _SMALL = 1 << 15  # bytes; smaller wheels for one platform have no GPU code
@@ -112,7 +125,8 @@ class InspectResult:
     `platform` is the architecture (`amd64`), empty if unknown. `package` is the name and version of a package
     of the index. Its `contents` are those of its whole solution, its `parts` those of each wheel with
     relevant GPU code. `compilers` are names of files and packages that make GPU code at run time.
-    `replaceable` are frameworks (`torch`) of which the package also accepts older releases.
+    `replaceable` are frameworks (`torch`) of which the package also accepts older releases. `oldest` and
+    `newest` are the first and the last release of the package on the index.
     """
 
     contents: ScanResult
@@ -123,6 +137,8 @@ class InspectResult:
     parts: tuple[ScanResult, ...] = ()
     compilers: tuple[str, ...] = ()
     replaceable: tuple[str, ...] = ()
+    oldest: str = ""
+    newest: str = ""
 
 
 def inspect_place(
@@ -390,7 +406,8 @@ def _join_scans(source: str, packages: Iterable[InstalledPackage], parts: Sequen
 
 
 _SOLVED_DAYS = 7  # then it is solved again, since packages that it does not pin have new releases
-_PYTHONS = tuple(f"3.{minor}" for minor in range(14, 7, -1))
+_FAILED_MINUTES = 60  # then the index is queried again for what it did not have
+_PYTHONS = tuple(f"3.{minor}" for minor in range(14, 5, -1))
 _TRIES = 3  # Pythons to solve for, the newest first
 _ROUNDS = 5  # solutions, each without further packages that have no wheel
 _THREADS = 4
@@ -399,13 +416,17 @@ _COMPILER_PACKAGES = re.compile(
     r"triton|numba-cuda|cuda-(?:bindings|core|python)|nvidia-(?:cuda-)?(?:nvrtc|nvcc|nvvm)(?:-cu[0-9]+)?"
 )
 _RUNTIME_PACKAGES = re.compile(r"(?:nvidia|cuda)-.*")
+_OTHER_EXTRAS = re.compile(
+    r"(?:.*[-_])?(?:cpu|rocm|hip|xpu|hpu|npu|tpu|musa|mps|dev|test|tests|testing|docs?)(?:[-_].*)?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSolution:
     """The wheels that uv pins for a package on `python`, its own first. `absent` have no wheel.
 
-    `replaceable` are frameworks of which the package also accepts older releases.
+    `replaceable` are frameworks of which the package also accepts older releases. `extra` is its extra that
+    requires a framework, if nothing in the solution is one. `oldest` and `newest` are its releases.
     """
 
     python: str
@@ -413,24 +434,68 @@ class PackageSolution:
     wheels: tuple[LockedWheel, ...]
     absent: tuple[str, ...]
     replaceable: tuple[str, ...]
+    extra: str
+    oldest: str
+    newest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedLookup:
+    """The error of a lookup: what the index does not have."""
+
+    failed: datetime
+    exit_code: int
+    code: str
+    message: str
+    hint: str
 
 
 def inspect_package(
-    access: Access, text: str, platform: str, progress: Progress, *, offline: bool = False
+    access: Access, text: str, platform: str, progress: Progress, *, cuda: str = "", offline: bool = False
 ) -> InspectResult:
     """Return the GPU code of a package of the index (`vllm==0.10.0`) and of what it pins on a platform.
 
-    Nothing is installed. Only scans are stored, in the cache. Raises UsageError for an invalid requirement,
+    Nothing is installed. Only scans are stored, in the cache. If nothing has GPU code, the extra of the
+    package that requires a framework is added. Raises UsageError for an invalid requirement,
     NothingSelectedError for an unknown package or version, and UnknownAnswerError for a package without a
-    wheel, for an index that does not answer, or if `offline` and not cached.
+    wheel or for another CUDA version than `cuda`, for an index that does not answer, or if `offline` and not
+    cached.
     """
-    requirement, index = parse_package(text), package_index(access)
+    requirement = parse_package(text)
+    inspected, extra = _inspect_requirement(access, requirement, platform, progress, offline=offline)
+    if extra and cpu_reason(inspected):
+        requirement.extras.add(extra)
+        more, _ = _inspect_requirement(access, requirement, platform, progress, offline=offline)
+        how = f"{more.how}; with the extra '{extra}', because there is no GPU code without it"
+        inspected = replace(more, how=how)
+    built = cuda_of(inspected.contents)
+    compiler = "" if "." in built else ptx_compiler(inspected.contents)
+    if "." in cuda and natural(compiler) > natural(cuda):
+        built = compiler
+    if cuda and (built or cpu_only(inspected.contents)) and not (covers(built, cuda) or covers(cuda, built)):
+        other = f"for CUDA {built}" if built else "for CPUs"
+        raise UnknownAnswerError(
+            "cuda-not-on-index",
+            f"the package index has {inspected.package} {other}, not for {platform_of(cuda)}",
+            hint="remove --cuda, or scan the wheel of the other build: imagefactory compat FILE.whl",
+        )
+    return inspected
+
+
+def _inspect_requirement(
+    access: Access, requirement: Requirement, platform: str, progress: Progress, *, offline: bool
+) -> tuple[InspectResult, str]:
+    """Return the GPU code of a requirement, and the extra to add if there is none."""
+    index, text = package_index(access), str(requirement)
     cache = PackageCache(access.settings.cache_path, index)
-    key = json.dumps([str(requirement), platform, redact(index.url)]).encode()
+    key = json.dumps([text, platform, redact(index.url)]).encode()
     record = access.settings.cache_path / "packages" / f"{hashlib.sha256(key).hexdigest()}.json"
     solution, urls = _read_solution(record), dict[LockedWheel, str]()
     scans = _known_scans(access, cache, solution) if solution else {}
     if solution is None or None in scans.values():
+        failure = record.with_suffix(".failed.json")
+        if solution is None and (known := _read_failure(failure)):
+            raise known
         if offline:
             raise _offline_error(text, platform, solution, scans)
         try:
@@ -441,12 +506,23 @@ def inspect_package(
                 f"{text} is in no table, and the package index does not answer: {error.message}",
                 hint=error.hint,
             ) from error
+        except (NothingSelectedError, UnknownAnswerError) as error:
+            failed = FailedLookup(
+                failed=datetime.now(UTC),
+                exit_code=error.exit_code,
+                code=error.code,
+                message=error.message,
+                hint=error.hint,
+            )
+            _write_record(failure, format_value(failed))
+            raise
         _write_record(record, format_value(solution))
         scans = _known_scans(access, cache, solution)
     missing = {wheel: urls[wheel] for wheel, scan in scans.items() if scan is None}
     if missing:
         scans |= _stream_wheels(access, missing, solution.wheels[0], progress)
-    return _join_package(text, platform, solution, [scan for scan in scans.values() if scan])
+    inspected = _join_package(text, platform, solution, [scan for scan in scans.values() if scan])
+    return inspected, "" if requirement.extras else solution.extra
 
 
 def parse_package(text: str) -> Requirement:
@@ -466,6 +542,18 @@ def _read_solution(record: Path) -> PackageSolution | None:
         solution: PackageSolution = parse_value(value, PackageSolution, "solution")
         if solution.wheels and datetime.now(UTC) - solution.solved < timedelta(days=_SOLVED_DAYS):
             return solution
+    return None
+
+
+def _read_failure(record: Path) -> NothingSelectedError | UnknownAnswerError | None:
+    """Return the error of an earlier lookup, if it is recent."""
+    with contextlib.suppress(ValueError, StatementError):
+        value = json.loads(check_checksum(record) or b"")
+        known: FailedLookup = parse_value(value, FailedLookup, "failed lookup")
+        if datetime.now(UTC) - known.failed < timedelta(minutes=_FAILED_MINUTES):
+            selected = known.exit_code == NothingSelectedError.exit_code
+            error = NothingSelectedError if selected else UnknownAnswerError
+            return error(known.code, known.message, hint=known.hint)
     return None
 
 
@@ -500,13 +588,13 @@ def _solve_package(
     """Return the solution for the newest Python that works, and the URLs of its wheels."""
     locker, name = uv_locker(index), canonicalize_name(requirement.name)
     with progress.stage(f"solve {requirement} for {platform}"):
-        files = locker.project(name, locker.empty_lock(name, _PYTHONS[-1], platform))
+        files = locker.project(name, locker.empty_lock(name, _PYTHONS[0], platform))
         if not files:
             locker.reach()
             raise NothingSelectedError(
                 "package-not-found", f"the package index has no package '{name}'", hint="check the name"
             )
-        version, of_version = _choose_release(requirement, files)
+        version, of_version, listed = _choose_release(requirement, files)
         locks = {python: locker.empty_lock(name, python, platform) for python in _PYTHONS}
         pythons = [python for python, lock in locks.items() if _fits(of_version, lock)]
         if not pythons:
@@ -518,6 +606,7 @@ def _solve_package(
         ]
         request, urls = _first_solution(locker, requests)
         replaceable = _replaceable(locker, request, [wheel for wheel in urls if wheel.name != name])
+        extra = "" if requirement.extras else _gpu_extra(locker, request, list(urls))
     own = [wheel for wheel in urls if wheel.name == name]
     wheels = (*own, *(wheel for wheel in urls if wheel.name != name))
     solution = PackageSolution(
@@ -526,8 +615,40 @@ def _solve_package(
         wheels=wheels,
         absent=request.exclude,
         replaceable=replaceable,
+        extra=extra,
+        oldest=str(min(listed)),
+        newest=str(max(listed)),
     )
     return solution, urls
+
+
+def _gpu_extra(locker: UvLocker, request: WheelRequest, wheels: Sequence[LockedWheel]) -> str:
+    """Return the extra of a package that requires a framework, empty if it needs none or there is none.
+
+    Extras for NVIDIA GPUs by name come first, then those for PyTorch. Raises UnreachableError.
+    """
+    names = {name for framework in frameworks() for name in framework.packages}
+    if any(wheel.name in names for wheel in wheels):
+        return ""
+    try:
+        metadata, _ = parse_email(locker.metadata(request.requirements[0], request.lock))
+    except UnreachableError:
+        raise
+    except LockError:
+        return ""
+    extras: dict[str, set[str]] = {}
+    for text in metadata.get("requires_dist", ()):
+        with contextlib.suppress(InvalidRequirement):
+            requirement = Requirement(text)
+            match = re.search(r"extra\s*==\s*[\"']([^\"']+)[\"']", str(requirement.marker or ""))
+            if match and canonicalize_name(requirement.name) in names:
+                extras.setdefault(match[1], set()).add(canonicalize_name(requirement.name))
+    usable = [extra for extra in extras if not _OTHER_EXTRAS.fullmatch(extra.lower())]
+    return min(
+        usable,
+        key=lambda extra: (not re.search("cuda|gpu", extra.lower()), "torch" not in extras[extra]),
+        default="",
+    )
 
 
 def _replaceable(locker: UvLocker, request: WheelRequest, wheels: Sequence[LockedWheel]) -> tuple[str, ...]:
@@ -587,8 +708,8 @@ def _first_solution(
 
 def _choose_release(
     requirement: Requirement, files: Sequence[IndexFile]
-) -> tuple[Version, tuple[IndexFile, ...]]:
-    """Return the newest release of a requirement (`==2.6` is also 2.6.1), and its files.
+) -> tuple[Version, tuple[IndexFile, ...], tuple[Version, ...]]:
+    """Return the newest release of a requirement (`==2.6` is also 2.6.1), its files, and all releases.
 
     Raises NothingSelectedError without one.
     """
@@ -609,7 +730,8 @@ def _choose_release(
             f"the package index has no release {requirement}",
             hint=f"its releases are {listed}{more}" if newest else "use another package: it has no releases",
         )
-    return max(matching), tuple(releases[max(matching)])
+    final = tuple(version for version in releases if not version.is_prerelease) or tuple(releases)
+    return max(matching), tuple(releases[max(matching)]), final
 
 
 def _fits(files: Sequence[IndexFile], lock: Lock) -> bool:
@@ -785,6 +907,8 @@ def _join_package(
         parts=tuple(parts),
         compilers=tuple(sorted(tools)),
         replaceable=solution.replaceable,
+        oldest=solution.oldest,
+        newest=solution.newest,
     )
 
 
@@ -823,7 +947,7 @@ def predict_inspected(
     framework = find_framework(inspected.contents)
     if not inspected.parts:
         if framework and inspected.package.partition(" ")[0] in framework.packages:
-            return whole, ()
+            return _elsewhere(whole, inspected), ()
         return _without_code(inspected, capability), ()
     own = inspected.parts[0].source == inspected.package
     rows: list[tuple[Prediction, PartAnswer]] = []
@@ -867,6 +991,17 @@ def predict_inspected(
         warnings=tuple(dict.fromkeys((*warnings, *worst.warnings, *whole.warnings))),
     )
     return prediction, answers
+
+
+def _elsewhere(prediction: Prediction, inspected: InspectResult) -> Prediction:
+    """Return UNKNOWN for a framework of which the package index has only a build for CPUs on arm64.
+
+    NVIDIA and PyTorch have builds for arm64 in indexes of their own.
+    """
+    if inspected.platform != "arm64" or not cpu_only(inspected.contents):
+        return prediction
+    reason = f"the package index has {inspected.package} for arm64 only without GPU code; others may have it"
+    return replace(prediction, answer=Compatibility.UNKNOWN, reason=reason)
 
 
 def _other_torch(

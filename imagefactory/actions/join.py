@@ -17,6 +17,7 @@ from imagefactory.actions.centers import center_name
 from imagefactory.actions.read_catalog import read_limited
 from imagefactory.errors import CheckFailedError, NothingSelectedError, RegistryError, UsageError, os_problem
 from imagefactory.oci.store import resolve_mirror
+from imagefactory.settings.choices import CONTAINERS
 from imagefactory.settings.files import center_directory, center_files, read_document, user_file
 from imagefactory.settings.load import CENTER, Settings
 from imagefactory.trust.catalog_package import INVITATION, parse_layer, unpack_artifact
@@ -60,6 +61,7 @@ def invitation_of(settings: Settings, catalog: str, now: datetime) -> Invitation
         keys=keys,
         mirrors="" if catalog else settings.catalog_mirrors.value,
         center=settings.center.value,
+        container=settings.container.value.removeprefix(CONTAINERS[0]),
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -32,22 +32,22 @@ from imagefactory.errors import (
     StaleError,
     StatementError,
     ToolError,
+    UnreachableError,
     UnsolvableError,
     UsageError,
     os_problem,
+    without_logins,
 )
 from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
 from imagefactory.http import HttpError, HttpSession, RetryPolicy, redact
-from imagefactory.lock import Locker, LockRequest, OutdatedPackage, files
-from imagefactory.lock.conda import by_conda_lock
+from imagefactory.lock import Locker, LockRequest, OutdatedPackage, export, files
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.debian.lock import deb_filename, read_base_lock, write_base_lock
 from imagefactory.lock.download import PackageCache
-from imagefactory.lock.files import lock_names
 from imagefactory.lock.layers import (
     format_layer_lock,
     layers_path,
@@ -56,17 +56,27 @@ from imagefactory.lock.layers import (
     wrong_entries,
 )
 from imagefactory.lock.pypi.outdated import PypiRelease, releases
+from imagefactory.lock.pypi.requirements import from_files, from_indexes
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import BaseLock, BaseSpec, BuildSpec, Lock, LockedCondaPackage, Target
+from imagefactory.model import (
+    BaseLock,
+    BaseSpec,
+    BuildSpec,
+    Lock,
+    LockedCondaPackage,
+    LockedPackage,
+    ReleaseCutoff,
+    Target,
+)
 from imagefactory.oci.manifests import Image
 from imagefactory.plugins import load_extra
-from imagefactory.progress import Progress
+from imagefactory.progress import Progress, QuietProgress
 from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
-from imagefactory.recipes.values import channel_name, within
+from imagefactory.recipes.values import channel_name, cutoff_of, longest_cooldown, parse_cutoff, within
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.settings.choices import SOLVERS
 
@@ -120,11 +130,14 @@ class LockOptions:
     """Options of locking. `update` names packages to upgrade, `update_all` upgrades all.
 
     `note` is written into the lock. With None the current note stays while the packages stay.
+    `exclude_newer` is a date, a time or an age (`parse_cutoff`); it replaces cooldowns. None means those of
+    the recipe and the settings.
     """
 
     update: tuple[str, ...] = ()
     update_all: bool = False
     note: str | None = None
+    exclude_newer: str | None = None
 
 
 Solution: TypeAlias = "tuple[Lock, tuple[OutdatedPackage, ...]]"
@@ -172,6 +185,9 @@ def lock_target(
                 _write_unsolvable(project.lock_folder, request, error, progress)
             error.message = _with_places(project, target, error)
             raise
+    same = before and (before.content_hash, before.packages) == (solved.content_hash, solved.packages)
+    if before and same and (before.cutoff or options.exclude_newer is None):
+        solved = replace(solved, cutoff=before.cutoff)  # another date alone would change the digest
     after = _noted(before, solved, options.note, progress)
     if before is None or files.format_lock_files(after) != files.format_lock_files(before):
         files.write_lock(project.lock_folder, after)
@@ -228,8 +244,42 @@ def lock_request(
         update=options.update,
         update_all=options.update_all,
         under=locked.parent.require(project.lock_folder) if locked.parent else None,
+        cutoff=release_cutoff(project, target, previous, options),
     )
-    return request, locked.current and not options.update and not options.update_all
+    stays = locked.current and not options.update and not options.update_all
+    if options.exclude_newer is not None and previous:
+        stays = stays and request.cutoff == previous.cutoff
+    return request, stays
+
+
+def release_cutoff(
+    access: Access, target: Target, previous: Lock | None, options: LockOptions
+) -> ReleaseCutoff | None:
+    """Return the cutoff of a solve for a target, None for releases of any age.
+
+    Without `update_all`, the cutoff of the previous lock applies if it is later, and its exceptions stay
+    except for the packages to update. Raises UsageError.
+    """
+    now = datetime.now(UTC)
+    if target.frozen:
+        if options.exclude_newer is not None:
+            raise UsageError(
+                "option-conflict",
+                f"{target.name} has the files of {target.frozen.file}, so --exclude-newer does not apply",
+                hint="omit --exclude-newer, or remove 'frozen' from the recipe",
+            )
+        return None
+    if options.exclude_newer is not None:
+        return parse_cutoff(options.exclude_newer, now)
+    cutoff = cutoff_of(longest_cooldown((target.cooldown, access.settings.cooldown.value)), now)
+    before = previous.cutoff if previous and not options.update_all else None
+    if before is None:
+        return cutoff
+    stay = set(before.allowed) - set(map(canonicalize_name, options.update))
+    return ReleaseCutoff(
+        time=max(before.time, cutoff.time) if cutoff else before.time,
+        allowed=tuple(sorted({*stay, *(cutoff.allowed if cutoff else ())})),
+    )
 
 
 def frozen_part(target: Target, name: str) -> Any:
@@ -276,8 +326,13 @@ def solve_request(
     if target.frozen:
         return frozen_part(target, "freeze")(access, request, progress), ()
     locker = target_locker(access, target)
-    solved = locker.lock(request, progress)
+    try:
+        solved = locker.lock(request, progress)
+    except UnsolvableError as error:
+        raise _explain_cutoff(locker, request, error) from error
     outdated = locker.behind(request, solved, progress)
+    if request.cutoff:
+        outdated = (*outdated, *_excluded_releases(locker, request, solved, progress))
     try:
         _check_not_outdated(target, outdated)
     except OutdatedError:
@@ -288,6 +343,85 @@ def solve_request(
                 locker.lock(replace(request, target=newer), progress)
         raise
     return solved, outdated
+
+
+def _excluded_releases(
+    locker: Locker, request: LockRequest, solved: Lock, progress: Progress
+) -> tuple[OutdatedPackage, ...]:
+    """Return the newer releases that a solution would have without the cutoff. Raises like `lock`."""
+    try:
+        free = locker.lock(replace(request, cutoff=None), QuietProgress())
+    except UnsolvableError as error:
+        progress.note(f"{request.target.name}: releases after the cutoff are not known: {error.message}")
+        return ()
+    locked = {package.name: package for package in solved.packages}
+    others = [p for p in free.packages if p.name in locked and p.version != locked[p.name].version]
+    return tuple(
+        OutdatedPackage(
+            name=package.name,
+            locked=locked[package.name].version,
+            newest=package.version,
+            reason=excluded_reason(uploaded),
+            accept="",
+            named=False,
+            uploaded=f"{uploaded:%Y-%m-%dT%H:%M:%SZ}",
+        )
+        for package, uploaded in _after_cutoff(locker, request, free, others)
+    )
+
+
+def _after_cutoff(
+    locker: Locker, request: LockRequest, lock: Lock, packages: Sequence[LockedPackage]
+) -> Iterator[tuple[LockedPackage, datetime]]:
+    """Yield the packages of a lock that were uploaded after the cutoff of a request, with their times."""
+    uploads = locker.uploads(packages, lock, request.target) if packages else {}
+    for package in packages:
+        time = uploads.get(package.filename)
+        if request.cutoff and time and time > request.cutoff.time:
+            yield package, time.astimezone(UTC)
+
+
+def excluded_reason(uploaded: datetime) -> str:
+    """Return the reason why a release was not locked, with its age."""
+    return f"it is {format_age(uploaded)} old, which is too new"
+
+
+def format_age(time: datetime) -> str:
+    """Return the time since `time` in hours, or days from 48 hours on."""
+    hours = int((datetime.now(UTC) - time).total_seconds() // 3600)
+    number, unit = (hours // 24, "day") if hours >= 48 else (hours, "hour")
+    return f"{number} {unit}{'' if number == 1 else 's'}"
+
+
+def _explain_cutoff(locker: Locker, request: LockRequest, error: UnsolvableError) -> UnsolvableError:
+    """Return the error of a request, or another one if only the cutoff prevents a solution."""
+    if request.cutoff is None:
+        return error
+    try:
+        free = locker.lock(replace(request, cutoff=None), QuietProgress())
+        young = list(_after_cutoff(locker, request, free, free.packages))
+    except LockError:
+        return error
+    below = {package.filename for package in request.under.packages} if request.under else set()
+    young = [row for row in young if row[0].filename not in below]
+    young = [row for row in young if canonicalize_name(row[0].name) not in request.cutoff.allowed]
+    if not young:
+        return error
+    requests = (*request.target.requirements, *request.target.pip)
+    named = {canonicalize_name(re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]) for text in requests}
+    young = [row for row in young if canonicalize_name(row[0].name) in named] or young
+    texts = [f"{package.name} {package.version} ({format_age(time)} old)" for package, time in young]
+    more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
+    names = {*request.cutoff.allowed, *(canonicalize_name(package.name) for package, _ in young)}
+    accepted = replace(request.cutoff, allowed=tuple(sorted(names)))
+    return UnsolvableError(
+        "releases-too-new",
+        f"{request.target.name}: there is a solution only with releases after "
+        f"{request.cutoff.time:%Y-%m-%d %H:%M} UTC: {', '.join(texts[:5])}{more}",
+        hint=f'wait, or accept them: imagefactory lock {request.target.name} --exclude-newer "{accepted}"',
+        tree=error.tree,
+        conflict=error.conflict,
+    )
 
 
 def solve_target(
@@ -396,23 +530,66 @@ def _with_places(project: Project, target: Target, error: UnsolvableError) -> st
 
 
 def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
-    """Return the committed lock of a conda target in conda-lock's format, and the packages that it omits.
+    """Return the committed lock of a target in a format of `export.FORMATS`, and what it omits.
 
-    Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
+    The index is queried for the addresses of wheels. Raises UsageError for a format that cannot contain the
+    target's packages, and as `require_lock` and the functions of `export` do.
     """
-    wheels = shlex.quote(str(project.lock_folder / lock_names(target.name, conda=True)[1]))
-    if not target.conda:
+    if kind in export.OF_CONDA and not target.conda:
         raise UsageError(
             "target-without-conda",
             f"{target.name} has no conda packages",
-            hint=f"use its requirements file: pip install --no-deps -r {wheels}",
+            hint="use --render pylock or --render requirements",
         )
     lock = require_lock(project, target)
+    if kind in ("pylock", "requirements") and not lock.wheels:
+        raise UsageError(
+            "target-without-wheels",
+            f"{target.name} has no packages from PyPI",
+            hint="use --render conda-lock, --render pixi or --render explicit",
+        )
+    if kind not in export.WITH_WHEELS:
+        omitted = f"{len(lock.wheels)} packages from PyPI are not in it: --render requirements prints them"
+        return export.render(lock, kind), omitted if lock.wheels else ""
+    index, local = package_index(project), from_files(lock.origins)
+    main = without_logins(index.url) or "https://pypi.org/simple"
+    if kind in export.OF_CONDA:
+        if local:
+            raise UsageError(
+                "option-conflict",
+                f"{next(iter(local.values()))} is a wheel of the project, which --render {kind} cannot name",
+                hint="use --render requirements",
+            )
+        urls = _public_addresses(project, lock)
+        if kind == "pixi":
+            return export.format_pixi(lock, urls, main), ""
+        return export.format_conda_lock_file(lock, urls), ""
     omitted = (
-        f"{len(lock.wheels)} packages from PyPI are not in it: add them to the environment with pip install "
-        f"--no-deps -r {wheels}"
+        f"{len(lock.conda)} conda packages are not in it: --render explicit prints them" if lock.conda else ""
     )
-    return by_conda_lock.render(lock, kind), omitted if lock.wheels else ""
+    named = from_indexes(lock.origins)
+    indexes = {name: without_logins(index.address(other, name)) for name, other in named.items()}
+    if kind == "requirements":
+        return export.format_requirements(lock, local, sorted(set(indexes.values()))), omitted
+    remote = {wheel.name: indexes.get(wheel.name, main) for wheel in lock.wheels if wheel.name not in local}
+    return export.format_pylock(lock, _public_addresses(project, lock), remote), omitted
+
+
+def _public_addresses(project: Project, lock: Lock) -> dict[str, str]:
+    """Return the address of each wheel by file name, without users and passwords.
+
+    A wheel of the project has its path.
+    """
+    local = from_files(lock.origins)
+    paths = {wheel.filename: local[wheel.name] for wheel in lock.wheels if wheel.name in local}
+    remote = replace(
+        lock,
+        conda=(),
+        wheels=tuple(wheel for wheel in lock.wheels if wheel.name not in local),
+        origins=tuple(pair for pair in lock.origins if pair[0] not in local),
+    )
+    urls = uv_locker(package_index(project)).addresses(remote) if remote.wheels else {}
+    return paths | {name: without_logins(url) for name, url in urls.items()}
 
 
 def outdated_packages_of(access: Access, lock: Lock) -> tuple[OutdatedPackage, ...]:
@@ -613,7 +790,7 @@ def _missing_archives(
                 return True
             unknown.setdefault(
                 host,
-                LockError(
+                UnreachableError(
                     "channel-unreachable",
                     redact(str(error)),
                     hint="check the network, and the settings channels and certificates",

@@ -107,6 +107,8 @@ class TargetLockRow(TypedDict):
     """Companion packages that the recipe omits; empty for none."""
     built: list[BuiltWheelRow]
     """The wheels that `--build` built."""
+    exclude_newer: str
+    """The time after which no release was locked, also with exempt packages; empty for any age."""
     layers_changed: NotRequired[bool | None]
 
 
@@ -273,6 +275,11 @@ def _or_qemu(built: BuildResult) -> str:
     help="Upgrade this package (repeatable).",
 )
 @click.option("--upgrade", "-U", "update_all", is_flag=True, help="Upgrade all packages.")
+@click.option(
+    "--exclude-newer",
+    metavar="WHEN",
+    help='Lock no release after this date, or younger than this age, such as "7 days except numpy".',
+)
 @only_with(
     "wheels",
     click.option(
@@ -296,10 +303,11 @@ def _or_qemu(built: BuildResult) -> str:
 @click.option("--note", metavar="TEXT", help="Store this line in the lock of a conda target ('' removes it).")
 @click.option(
     "--render",
-    type=click.Choice(["explicit", "env"]),
+    metavar="FORMAT",
+    type=click.Choice(("explicit", "env", "conda-lock", "pixi", "pylock", "requirements")),
     help=(
-        "Print the lock of a conda target for conda: explicit has its exact packages, env is an "
-        "environment.yml."
+        "Print the lock for other tools: explicit or env for conda, conda-lock, pixi, pylock for uv and pip, "
+        "or requirements with hashes."
     ),
 )
 @json_option
@@ -313,6 +321,7 @@ def lock(
     available: bool,
     update: tuple[str, ...],
     update_all: bool,
+    exclude_newer: str | None,
     deep: bool,
     note: str | None,
     render: str | None,
@@ -346,6 +355,11 @@ def lock(
         "remove one of them",
     )
     reject_conflict(available and not check, "--available requires --check", "add --check")
+    reject_conflict(
+        (check or render) and exclude_newer is not None,
+        "--exclude-newer excludes --check and --render",
+        "remove one of them",
+    )
     reject_conflict(
         build and (check or render),
         "--build and --check or --render exclude each other",
@@ -385,7 +399,7 @@ def lock(
             below = {base.name: base for base in [*bases, *map(factory.base_of, selection)]}
             search = tuple(below.values()), selection
         return _check(call, factory, names, states, layers, deep=of_layers, search=search, as_json=as_json)
-    options = LockOptions(update=update, update_all=update_all, note=note)
+    options = LockOptions(update=update, update_all=update_all, note=note, exclude_newer=exclude_newer)
     if update and not names:
         bases, selection = [], holding(factory, selection, update)
     reject_conflict(
@@ -419,6 +433,7 @@ def lock(
                 row = TargetLockRow(
                     target=target.name,
                     changed=relock.before != relock.after,
+                    exclude_newer=str(relock.after.cutoff or ""),
                     outdated=[package.as_json() for package in relock.behind],
                     note=lacking,
                     built=wheels,
@@ -483,7 +498,7 @@ def _lock(
 
 
 def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
-    """Print the lock of one conda target in a format that conda reads.
+    """Print the lock of one target in a format of another tool.
 
     A note lists what it cannot contain.
     """
@@ -492,7 +507,8 @@ def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
     factory = call.factory
     selection = choose_targets(factory, _check_no_bases(names)) if _check_no_bases(names) else ()
     if len(selection) != 1 or len(names) != 1:
-        file = "explicit.txt" if kind == "explicit" else "env.yml"
+        files = {"env": "environment.yml", "conda-lock": "conda-lock.yml", "pixi": "pixi.lock"}
+        file = files.get(kind, "pylock.toml" if kind == "pylock" else f"{kind}.txt")
         raise UsageError(
             "option-conflict",
             "--render requires exactly one target",

@@ -27,7 +27,14 @@ from imagefactory.cli.output import (
     terminal_width,
     write_terminal,
 )
-from imagefactory.errors import EXIT_CHECK, EXIT_UNKNOWN, NothingSelectedError, RecipeError, UsageError
+from imagefactory.errors import (
+    EXIT_CHECK,
+    EXIT_UNKNOWN,
+    NothingSelectedError,
+    RecipeError,
+    UnknownAnswerError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +92,12 @@ def _complete_names(ctx: click.Context, parameter: click.Parameter, incomplete: 
     is_flag=True,
     help="Scan the GPU code of one target, image, wheel, .sif, directory or library.",
 )
-@click.option("--all", "every", is_flag=True, help="With a scan: show all libraries and all capabilities.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Show all libraries and capabilities of a scan, all CUDA versions of a release.",
+)
 @click.option("--offline", is_flag=True, help="Do not look up a package that no table and no cache knows.")
 @section("Other questions")
 @click.option(
@@ -157,7 +169,11 @@ def compat(
         "--scan requires exactly one target, image, file or directory",
         "pass one",
     )
-    reject_conflict(every and source_path is None, "--all requires a scan", "add --scan")
+    reject_conflict(
+        every and source_path is None and not any("==" in name for name in names),
+        "--all requires a scan or releases",
+        "add --scan, or write, for example, torch==2.6",
+    )
     if source_path is not None:
         others = {"--cuda": cuda, "--cover": file, "--family": families, "--differences": differences}
         others["--sources"] = sources
@@ -165,18 +181,23 @@ def compat(
             reject_conflict(value, f"{option} does not apply to a scan", f"remove {option}")
         scan_place = _place_scanner(call, source_path)
         return _scan(call, source_path, gpus, capabilities, driver, scan_place, every=every, as_json=as_json)
-    tables = cuda or file or families or differences
-    if package := "" if tables else _unlisted_package(names, gpus, capabilities, driver):
+    tables = file or families or differences
+    package, listed = ("", False) if tables else _package_to_look_up(names, gpus, capabilities, driver, cuda)
+    if package and not (listed and offline):
 
         @functools.cache
         def look_up(host: str) -> InspectResult:
             from imagefactory.actions.inspect import inspect_package
 
-            return inspect_package(
-                call.access, package, f"linux/{host or 'amd64'}", call.progress, offline=offline
-            )
+            platform = f"linux/{host or 'amd64'}"
+            return inspect_package(call.access, package, platform, call.progress, cuda=cuda, offline=offline)
 
-        return _scan(call, package, gpus, capabilities, driver, look_up, every=False, as_json=as_json)
+        try:
+            return _scan(call, package, gpus, capabilities, driver, look_up, every=every, as_json=as_json)
+        except (NothingSelectedError, UnknownAnswerError) as error:
+            if not listed:
+                raise
+            call.progress.note(f"{error.message}: the answer is from the tables of known releases")
     reject_conflict(
         len(gpus) + len(capabilities) + (file is not None) + differences > 1,
         "these options select different tables",
@@ -201,29 +222,41 @@ def compat(
         return _differences(names, as_json=as_json)
     if file:
         return _cover(call, file, (*names, *families), sources=sources, as_json=as_json)
+    merge = not (every or sources) and any("==" in name for name in names)
     if gpus or capabilities:
         device = _gpu(gpus, capabilities, driver)
         return _parse_single_gpu(
-            device, _candidates(call, names, cuda=cuda), sources=sources, as_json=as_json
+            device, _candidates(call, names, cuda=cuda), sources=sources, merge=merge, as_json=as_json
         )
-    return _table(_candidates(call, names, cuda=cuda, every_version=True), sources=sources, as_json=as_json)
+    candidates = _candidates(call, names, cuda=cuda, every_version=True)
+    return _table(candidates, sources=sources, merge=merge, as_json=as_json)
 
 
-def _unlisted_package(
-    names: tuple[str, ...], gpus: tuple[str, ...], capabilities: tuple[str, ...], driver: str
-) -> str:
-    """Return the one release in the names if no table knows whether it runs on the GPU; else empty."""
+def _package_to_look_up(
+    names: tuple[str, ...], gpus: tuple[str, ...], capabilities: tuple[str, ...], driver: str, cuda: str
+) -> tuple[str, bool]:
+    """Return the one release in the names if it must be looked up, and whether a table answers it too.
+
+    A release is looked up if no table knows whether it runs on the GPU, or if it requires a framework, which
+    must run there too. Other releases are empty.
+    """
+    from imagefactory.gpu.frameworks import required_framework
     from imagefactory.gpu.values import Compatibility
     from imagefactory.matrix.compat import columns, exact_releases, rows
 
     (name,) = names if len(names) == 1 else ("",)
     if "==" not in name or name.endswith("*"):
-        return ""
-    if re.search(r"\]==|[0-9]\.?(?:post|rc|a|b|dev)[0-9]+$", name):
-        return name  # with an extra, or between releases: the tables have none
+        return "", False
+    if re.search(r"\]==|[0-9]\.?(?:rc|a|b|dev)[0-9]+$", name):
+        return name, False  # with an extra, or before a release: the tables have none
     devices = (_gpu(gpus[:1], capabilities[:1], driver),) if gpus or capabilities else columns()
-    cells = [cell for row in rows(exact_releases(name), devices) for cell in row.cells]
-    return "" if any(cell.claims and cell.answer is not Compatibility.UNKNOWN for cell in cells) else name
+    table = rows(exact_releases(name, cuda), devices)
+    known = any(
+        cell.claims and cell.answer is not Compatibility.UNKNOWN for row in table for cell in row.cells
+    )
+    amd = any(device.capability.processor for device in devices)
+    requires = any(required_framework(row.candidate.question.framework) for row in table)
+    return (name, known) if not known or (requires and not amd) else ("", False)
 
 
 def _is_place(name: str) -> bool:
@@ -233,11 +266,11 @@ def _is_place(name: str) -> bool:
     )
 
 
-def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) -> None:
+def _table(candidates: list[CoverCandidate], *, sources: bool, merge: bool, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability for targets."""
     from imagefactory.gpu.builds import rocm_of
     from imagefactory.matrix.compat import check_known, columns, rows
-    from imagefactory.views.compat import format_rows
+    from imagefactory.views.compat import format_rows, merge_releases
 
     amd = [bool(rocm_of(candidate.question.cuda)) for candidate in candidates]
     if not any(candidate.name for candidate in candidates):
@@ -249,13 +282,14 @@ def _table(candidates: list[CoverCandidate], *, sources: bool, as_json: bool) ->
     for maker in sorted(set(amd)):  # NVIDIA's GPUs, then AMD's
         gpus = columns(amd=maker)
         table = rows([candidate for candidate, of in zip(candidates, amd, strict=True) if of == maker], gpus)
+        table = merge_releases(table) if merge else table
         capabilities = [gpu.capability for gpu in gpus]
         tables.append(format_rows(table, capabilities, terminal_width(), show_sources=sources))
     return print_result("\n\n".join(tables))
 
 
 def _parse_single_gpu(
-    gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, as_json: bool
+    gpu: CompatGpu, candidates: list[CoverCandidate], *, sources: bool, merge: bool, as_json: bool
 ) -> None:
     from imagefactory.gpu.values import Compatibility
     from imagefactory.matrix.compat import check_known, for_maker, rows, serves, with_fixes
@@ -268,7 +302,7 @@ def _parse_single_gpu(
     if as_json:
         _print_rows(table, (gpu,))
     else:
-        print_result(format_gpu(gpu, table, terminal_width(), show_sources=sources))
+        print_result(format_gpu(gpu, table, terminal_width(), show_sources=sources, merge=merge))
         named = [row.candidate.name for row in table if row.candidate.name and serves(row.cells[0])]
         if named:
             print_next_command("show", named[0])
@@ -280,13 +314,23 @@ def _parse_single_gpu(
 
 def _cover(call: CommandContext, file: Path, names: tuple[str, ...], *, sources: bool, as_json: bool) -> None:
     from imagefactory.gpu.values import Compatibility
-    from imagefactory.matrix.compat import by_group, check_known, cover, rows
+    from imagefactory.matrix.compat import by_group, check_known, cover, exact_releases, rows
     from imagefactory.schedulers.inventory import read_inventory
     from imagefactory.views.compat import covers_json, format_covers
 
     gpus = _pool_gpus(read_inventory(file))
     candidates = _candidates(call, names)
-    check_known(rows(candidates, gpus))
+    table = rows(candidates, gpus)
+    for name in names:
+        titles = {candidate.title for candidate in (exact_releases(name) if "==" in name else ())}
+        some = [row for row in table if row.candidate.title in titles]
+        if some and not any(cell.claims for row in some for cell in row.cells):
+            raise UnknownAnswerError(
+                "release-unknown",
+                f"no table knows {name}, and --cover does not look it up",
+                hint=f"query one GPU at a time: imagefactory compat {name} --gpu NAME",
+            )
+    check_known(table)
     covers = [cover(group, some, gpus) for group, some in by_group(candidates)]
     if as_json:
         print_json(covers_json(covers))

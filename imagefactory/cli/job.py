@@ -27,7 +27,7 @@ from imagefactory.cli.output import (
     write_terminal,
 )
 from imagefactory.errors import UsageError
-from imagefactory.settings.choices import HTCONDOR, KUBERNETES, SITES, SLURM
+from imagefactory.settings.choices import CONTAINERS, HTCONDOR, KUBERNETES, SITES, SLURM
 
 if TYPE_CHECKING:
     from imagefactory.actions.centers import JoinedCenter
@@ -47,6 +47,7 @@ class JobOptions:
     """The options of a job and its files, as the user wrote them."""
 
     site: str | None
+    container: str | None
     executable: str
     in_image: bool
     arguments: str
@@ -159,6 +160,11 @@ class JobOptions:
     type=click.Choice(SITES),
     help="The site whose rules the file follows.  [default: the setting `site`]",
 )
+@click.option(
+    "--container",
+    type=click.Choice(CONTAINERS),
+    help="What starts the image of a Slurm job.  [default: the setting `container`]",
+)
 @inventory_option
 @click.option(
     "--image-format",
@@ -187,6 +193,7 @@ def write(
     *,
     name: str,
     site: str | None,
+    container: str | None,
     executable: str,
     in_image: bool,
     arguments: str,
@@ -231,9 +238,10 @@ def write(
     Exit code 9 if the image has no verdict for a GPU of the cluster.
     """
     options = JobOptions(
-        site=site, executable=executable, in_image=in_image, arguments=arguments, input=input,
-        output_files=output_files, gpus=gpus, gpu_memory=gpu_memory, cpus=cpus, resources=resources,
-        memory=memory, disk=disk, time=time, image_format=image_format, runs=runs, params=params,
+        site=site, container=container, executable=executable, in_image=in_image, arguments=arguments,
+        input=input, output_files=output_files, gpus=gpus, gpu_memory=gpu_memory, cpus=cpus,
+        resources=resources, memory=memory, disk=disk, time=time, image_format=image_format,
+        runs=runs, params=params,
         finalize=finalize, checkpoint=checkpoint, allow_unverified=allow_unverified,
         allow_known_bad=allow_known_bad, allow_mig=allow_mig, output=output, inventory=inventory,
     )  # fmt: skip
@@ -289,7 +297,12 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
     )
     columns, rows = read_rows(options.params) if options.params else number_runs(options.runs)
     settings = center.settings
-    site = site_of(options.site or settings.site.value, settings)
+    site = site_of(options.site or settings.site.value, settings, options.container or "")
+    reject_conflict(
+        options.container and site.batch != SLURM,
+        f"--container applies to Slurm jobs, and {site.name} is not a Slurm site",
+        "remove --container, or add --site slurm",
+    )
     memory, disk, gpu_memory = (
         parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
     )

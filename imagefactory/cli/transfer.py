@@ -476,7 +476,7 @@ def copy(
     "kind",
     type=click.Choice(
         [
-            *("oci-archive", "docker-archive", "sif", "sources"),
+            *("oci-archive", "docker-archive", "sif", "sqsh", "sources"),
             *(["module"] if has_extra("modules") else []),
         ]
     ),
@@ -484,13 +484,14 @@ def copy(
     show_default=True,
     help=(
         "oci-archive is for Podman, skopeo and Apptainer, docker-archive for `docker load`, sif for "
-        "Apptainer, module for `module load`. sources are the locked packages, to build it again years later."
+        "Apptainer, sqsh for enroot and pyxis, module for `module load`. sources are the locked packages, to "
+        "build it again years later."
     ),
 )
 @click.option(
     "--compression",
     type=click.Choice(["fast", "small"]),
-    help="How to compress a .sif file. small takes much longer and saves some space.  [default: fast]",
+    help="How to compress .sif and .sqsh. small takes much longer and saves some space.  [default: fast]",
 )
 @click.option(
     "-o",
@@ -498,7 +499,7 @@ def copy(
     type=click.Path(path_type=Path),
     help=(
         "The file, or the directory of modules or sources.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif, "
-        "modules, or the setting sources]"
+        "TARGET.sqsh, modules, or the setting sources]"
     ),
 )
 @json_option
@@ -511,34 +512,34 @@ def export(
     \b
     imagefactory image export pytorch-2.3-cu121 --format docker-archive
     imagefactory image export pytorch-2.3-cu121 --format sif
+    imagefactory image export pytorch-2.3-cu121 --format sqsh
     imagefactory image export pytorch-2.3-cu121 --format module -o /software/gpu
     imagefactory image export pytorch-2.3-cu121 --format sources -o /archive
+
+    Slurm's plugin pyxis starts a .sqsh file: srun --container-image=./FILE.sqsh.
 
     A module works with Lmod and Environment Modules. It has a wrapper for each program of the image, which
     runs it by Apptainer with the GPUs of the machine. All machines must see its directory.
     """
-    if kind in ("module", "sources"):
-        if compression:
-            raise UsageError(
-                "option-conflict", "--compression requires --format sif", hint="remove --compression"
-            )
-        if kind == "sources":
-            return _export_sources(call, name, output, as_json=as_json)
+    if compression and kind not in ("sif", "sqsh"):
+        raise UsageError(
+            "option-conflict",
+            "--compression requires --format sif or sqsh",
+            hint="add --format sif or remove --compression",
+        )
+    if kind == "sources":
+        return _export_sources(call, name, output, as_json=as_json)
+    if kind == "module":
         return _export_module(call, name, output or Path("modules"), as_json=as_json)
     if kind == "sif":
         return _export_sif(call, name, (compression or "", output), as_json=as_json)
-    if compression:
-        raise UsageError(
-            "option-conflict",
-            "--compression requires --format sif",
-            hint="add --format sif or remove --compression",
-        )
     from imagefactory.actions.images import stored_image
+    from imagefactory.build.sif import write_sqsh
     from imagefactory.oci.archive import export as export_image
 
     factory, progress = call.factory, call.progress
     target = factory.select_single(name)
-    path = output or Path(f"{target.name}.{kind}.tar")
+    path = output or Path(f"{target.name}.sqsh" if kind == "sqsh" else f"{target.name}.{kind}.tar")
     with factory.layout.in_use(progress):
         image = stored_image(factory, target)
         if image is None:
@@ -548,7 +549,17 @@ def export(
                 hint=f"run imagefactory build {target.name}",
             )
         with progress.stage(f"{target.name}: export {kind}"):
-            export_image(factory.layout, image, path, kind=kind, progress=progress)
+            if kind == "sqsh":
+                write_sqsh(
+                    factory.layout,
+                    image,
+                    path,
+                    compression=compression or "fast",
+                    workers=call.settings.worker_count,
+                    progress=progress,
+                )
+            else:
+                export_image(factory.layout, image, path, kind=kind, progress=progress)
     if as_json:
         return print_json(
             ImageExportDocument(
@@ -563,6 +574,7 @@ def export(
     load = {
         "oci-archive": f"skopeo inspect oci-archive:{path}",
         "docker-archive": f"docker load --input {path}",
+        "sqsh": f"srun --container-image={path if '/' in str(path) else f'./{path}'} python",
     }[kind]
     size = format_bytes(path.stat().st_size)
     print_result(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")

@@ -17,6 +17,7 @@ from imagefactory.gpu.knowledge.packages import offered
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ScanResult
+from imagefactory.versions import natural
 
 
 class LibraryRole(StrEnum):
@@ -81,6 +82,12 @@ def frameworks() -> tuple[Framework, ...]:
         )
         for row in tables["framework"]
     )
+
+
+def required_framework(package: str) -> str:
+    """Return the framework that every release of a package requires (`vllm` -> `torch`), empty if unknown."""
+    rows = read_table("frameworks")["requires"]
+    return next((row["framework"] for row in rows if package in row["names"]), "")
 
 
 def find_framework(contents: ScanResult) -> Framework | None:
@@ -180,10 +187,11 @@ def cuda_of(contents: ScanResult) -> str:
     files = [match[1] for package in contents.toolkit if (match := _CUDART.fullmatch(package))]
     if files or majors:
         return _minor(max(files, key=len)) if files else majors[0]
-    return _major_of_ptx(contents)
+    return ptx_compiler(contents).partition(".")[0]
 
 
-def _major_of_ptx(contents: ScanResult) -> str:
+def ptx_compiler(contents: ScanResult) -> str:
+    """Return the oldest CUDA version that may have written the newest PTX, empty without PTX."""
     known = ptx_cuda()
     versions = [
         known[code.isa]
@@ -193,7 +201,7 @@ def _major_of_ptx(contents: ScanResult) -> str:
         for code in modules.codes
         if code.isa in known
     ]
-    return str(max(int(version.partition(".")[0]) for version in versions)) if versions else ""
+    return max(versions, key=natural, default="")
 
 
 def cpu_only(contents: ScanResult) -> str:

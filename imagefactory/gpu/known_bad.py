@@ -34,7 +34,8 @@ class RuleLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBadRule:
-    """One row of known_bad.toml. `capabilities` are ranges, one of which must match; empty is every GPU.
+    """One row of known_bad.toml. `capabilities` are ranges or AMD processors, one of which must match; empty
+    is every GPU.
 
     `drivers` is a range too; such a rule matches only a known driver.
     """
@@ -140,7 +141,10 @@ def worst_answer(faults: Iterable[KnownBadMatch]) -> KnownBadMatch | None:
 
 
 def _rule_applies(rule: KnownBadRule, capability: str, driver: str) -> bool:
-    there = not rule.capabilities or any(_within(capability, limit) for limit in rule.capabilities)
+    there = not rule.capabilities or any(
+        capability == limit if limit.startswith("gfx") else _within(capability, limit)
+        for limit in rule.capabilities
+    )
     return there and (not rule.drivers or (bool(driver) and _within(driver_version(driver), rule.drivers)))
 
 

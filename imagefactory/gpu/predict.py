@@ -362,12 +362,11 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
     (`with_driver`, which documents the errors). For AMD GPUs it is that of `predict_amd`, and does not depend
     on the driver. `gpu` is the name of the GPU, if known.
     """
-    if capability.processor:
-        return predict_amd(contents, str(capability))
     faults = matching_rules(versions_in(contents), capability, driver)
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
-    bare = _forward(bare, contents, driver, gpu) or (with_driver(bare, driver) if driver else bare)
-    bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver)))
+    if not capability.processor:
+        bare = _forward(bare, contents, driver, gpu) or (with_driver(bare, driver) if driver else bare)
+        bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver)))
     fault = worst_answer(faults)
     if fault is None or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return bare

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from datetime import timedelta
 
+from imagefactory.build.definition import PREFIX
 from imagefactory.errors import CheckFailedError, UnknownAnswerError, UsageError
 from imagefactory.jobs.offer import ResourceRequest, fits
 from imagefactory.jobs.spec import (
@@ -24,6 +25,7 @@ from imagefactory.jobs.spec import (
 from imagefactory.schedulers.pool import PoolGpu
 from imagefactory.schedulers.sizes import MB
 from imagefactory.schedulers.slurm.batch import request_gpu_count
+from imagefactory.settings.choices import PYXIS
 from imagefactory.settings.own_commands import TIME
 
 SUFFIX = ".sbatch"
@@ -194,13 +196,38 @@ def _program(spec: JobSpec) -> list[str]:
     if not spec.in_image and not program.startswith("/"):
         program = f"{parent or './'}{program.removeprefix('./')}"
     words = [shlex.quote(program), *(format_run_argument(word, spec, INDEX) for word in spec.arguments)]
-    start = f"apptainer exec{' --nv' if spec.gpus else ''} --env PYTHONNOUSERSITE=1"
-    seen = '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"'
-    command = f"{start} {seen} \\\n    {shlex.quote(image)} \\\n    {' '.join(words)}"
+    if spec.site.container == PYXIS:
+        advice = ["# pyxis needs enroot 4.0 or newer to get an image by digest", "export PYTHONNOUSERSITE=1"]
+        start = _pyxis_options(spec, image)
+    else:
+        advice = ["# where apptainer is a module: module load apptainer"]
+        start = [
+            f"apptainer exec{' --nv' if spec.gpus else ''} --env PYTHONNOUSERSITE=1 "
+            '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"',
+            shlex.quote(image),
+        ]
+    command = " \\\n    ".join([*start, " ".join(words)])
     return [
         *([f'mkdir -p "run-${INDEX}"', f'cd "run-${INDEX}"'] if spec.columns else []),
-        "# where apptainer is a module: module load apptainer",
+        *advice,
         RESUMED % command if spec.checkpoint else f"exec {command}",
+    ]
+
+
+def _pyxis_options(spec: JobSpec, image: str) -> list[str]:
+    """Return the words before the program for NVIDIA's pyxis, as the README of release 0.24 documents them.
+
+    enroot separates the registry from the path by `#`. A step gets the cores of its job only if it requests
+    them again (srun(1), --cpus-per-task). pyxis adds the GPUs of the step. enroot starts images by a login
+    shell, and Debian's /etc/profile resets the image's PATH.
+    """
+    host, _, path = image.removeprefix("docker://").partition("/")
+    return [
+        f"srun --ntasks=1 --cpus-per-task={spec.cpus}",
+        f"--container-image={shlex.quote(f'docker://{host}#{path}')}",
+        '--container-mounts="$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" --container-workdir="$PWD"',
+        "--no-container-mount-home --no-container-entrypoint",
+        f"""sh -c 'export PATH="{PREFIX}/bin:$PATH"; exec "$@"' sh""",
     ]
 
 

@@ -7,13 +7,15 @@ fetches locked packages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Protocol
 
 from imagefactory.errors import OutdatedPackageRow
 from imagefactory.lock.changes import content_hash
-from imagefactory.model import BaseSpec, Lock, Target
+from imagefactory.model import BaseSpec, Lock, LockedPackage, ReleaseCutoff, Target
 from imagefactory.progress import Progress
 
 
@@ -23,7 +25,8 @@ class LockRequest:
 
     `previous` is the current lock. Its packages are preferred, except those in `update`; with `update_all`
     all may change. `under` is the lock of the parent target, whose packages all stay. `absent` are pins
-    (`name==version`) of wheels that are omitted although others require them.
+    (`name==version`) of wheels that are omitted although others require them. No release after `cutoff` is
+    locked, except packages of the parent.
     """
 
     target: Target
@@ -33,6 +36,7 @@ class LockRequest:
     update_all: bool = False
     under: Lock | None = None
     absent: tuple[str, ...] = ()
+    cutoff: ReleaseCutoff | None = None
 
     @cached_property
     def content_hash(self) -> str:
@@ -53,7 +57,8 @@ class OutdatedPackage:
 
     The other fields are the reason. With `named` the recipe names the package and the lock is rejected.
     `accept` is the bound that accepts the old release in the recipe. `build` is the requirement without a
-    wheel that could be built, empty for none.
+    wheel that could be built, empty for none. `uploaded` is the time of a release that the cutoff excluded
+    (`2026-11-26T10:11:12Z`), empty otherwise.
     """
 
     name: str
@@ -63,6 +68,7 @@ class OutdatedPackage:
     accept: str
     named: bool
     build: str = ""
+    uploaded: str = ""
 
     def as_json(self) -> OutdatedPackageRow:
         return OutdatedPackageRow(
@@ -73,6 +79,7 @@ class OutdatedPackage:
             accept=self.accept,
             named=self.named,
             build=self.build,
+            uploaded=self.uploaded,
         )
 
     def __str__(self) -> str:
@@ -87,6 +94,9 @@ class Locker(Protocol):
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """Return the outdated packages of a solution for `request`. Raises like `lock`."""
+
+    def uploads(self, packages: Sequence[LockedPackage], lock: Lock, target: Target) -> dict[str, datetime]:
+        """Return the time of upload of packages of `lock` by file name, where known. Raises LockError."""
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Return the current URL of each locked file, by file name. Raises LockError for a missing file."""

@@ -47,6 +47,8 @@ def content_hash(target: Target, base: BaseSpec, parent_lock: Lock | None) -> st
         decides["sources"] = sorted(target.sources)
     if target.exclude:
         decides["exclude"] = sorted(target.exclude)
+    if target.cooldown:
+        decides["cooldown"] = target.cooldown
     if frozen := target.frozen:
         parts = (frozen.extras, frozen.groups, frozen.skip)
         decides["frozen"] = [frozen.sha256, frozen.environment, *map(sorted, parts)]

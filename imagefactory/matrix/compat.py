@@ -31,7 +31,8 @@ OLDEST = Capability(5, 0)
 RUNS = (Compatibility.YES, Compatibility.PTX)
 """The answers for code that runs completely."""
 _RELEASE = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*)(?:\+(?:cu([0-9]{2,3})|(rocm[0-9.]+)))?"
+    r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*(?:\.post[0-9]+)?)"
+    r"(?:\+(?:cu([0-9]{2,3})|(rocm[0-9.]+)))?"
 )
 _NOT = 3
 Grade = tuple[int, int]

@@ -183,6 +183,10 @@ class LayerPacker:
     def remove(self, parts: Parts) -> None:
         _remove(self.index.root, parts)
 
+    def ensure_folder(self, parts: Parts) -> None:
+        """Add a directory that keeps mode and owner where a lower layer has it."""
+        self._folder(parts)
+
     def _folder(self, parts: Parts) -> SquashDirectory:
         here = self.index.root
         for name in parts:
@@ -525,12 +529,18 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def format_image(
-    rows: Sequence[tuple[LayerIndex, int]], order: Sequence[int], squeeze: SquashCompression, *, mtime: int
+    rows: Sequence[tuple[LayerIndex, int]],
+    order: Sequence[int],
+    squeeze: SquashCompression,
+    *,
+    mtime: int,
+    replaces: bool = False,
 ) -> tuple[bytes, bytes]:
     """Return the bytes before and after the rows of an image's layers: the superblock and the tables.
 
-    `rows` are indexes and sizes of the layers in the file, apptainer's addition last. `order` are the
-    numbers of the image's layers, the lowest first. An image may have a layer twice.
+    `rows` are indexes and sizes of the layers in the file, the files of the format last. With `replaces`,
+    these are an upper layer; else entries of the image that have another type stay. `order` are the numbers
+    of the image's layers, the lowest first. An image may have a layer twice.
     """
     tree, starts, offset = SquashTree(), [], SUPERBLOCK
     for _, size in rows:
@@ -538,7 +548,7 @@ def format_image(
         offset += size
     for number in order:
         tree.lay(rows[number][0], starts[number])
-    tree.dress(rows[-1][0], starts[-1])
+    (tree.lay if replaces else tree.dress)(rows[-1][0], starts[-1])
     return format_tables(
         tree.root,
         tree.fragments,

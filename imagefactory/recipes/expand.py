@@ -575,6 +575,7 @@ def _target_on(recipe: Recipe, row: RecipeRow, parent: Target) -> Target:
         sources=tuple(text for _, text in row.sources),
         frozen=None,
         exclude=tuple(dict.fromkeys((*parent.exclude, *row.exclude))),
+        cooldown=row.cooldown or parent.cooldown,
     )
 
 

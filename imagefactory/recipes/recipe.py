@@ -224,7 +224,17 @@ _FAMILY_REQUIRED = {
 _ROW_REQUIRED = {"version": 'version: "2.3"', "cuda": 'cuda: ["12.1"]'}
 _VIRTUAL = {"cuda": "driver", "glibc": "glibc", "archspec": "archspec"}
 _OF_CONDA = ("channels", "channel-priority", "virtual", "pip")
-_LISTS = ("capabilities", "checks", "waive", "packages", "constraints", "environment", "index", "exclude")
+_LISTS = (
+    "capabilities",
+    "checks",
+    "waive",
+    "packages",
+    "constraints",
+    "environment",
+    "index",
+    "exclude",
+    "cooldown",
+)
 _OVERRIDABLE = (*_LISTS, *_OF_CONDA)
 _OF_FAMILIES = ("labels", "system", "files", *START_KEYS)
 _FROZEN = ("file", "environment", "extras", "groups", "skip")
@@ -420,6 +430,7 @@ def _common(
         pip=requirements("pip", "package", "pypi"),
         origins=read_origins(reader, fields.get("index")),
         exclude=tuple(map(canonical, reader.texts(fields.get("exclude"), "exclude", "excluded package"))),
+        cooldown=reader.text(fields.get("cooldown"), "cooldown", "cooldown"),
     )
 
 
@@ -443,6 +454,7 @@ def _merge(
         origins=tuple((dict(common.origins) | dict(child_row.origins)).items()),
         channels=child_row.channels or common.channels,
         priority=child_row.priority or common.priority or "strict",
+        cooldown=child_row.cooldown or common.cooldown,
         virtual=tuple((dict(common.virtual) | dict(child_row.virtual)).items()),
         description=reader.text(row.get("description"), "description", "description"),
         labels=read_labels(reader, row.get("labels")),

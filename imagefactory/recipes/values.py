@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 
-from imagefactory.errors import Diagnostic, RecipeError
+from imagefactory.errors import Diagnostic, RecipeError, UsageError
 from imagefactory.gpu.capability import PLATFORMS
-from imagefactory.model import NO_CUDA, SourceLocation, Target
+from imagefactory.model import NO_CUDA, ReleaseCutoff, SourceLocation, Target
 from imagefactory.recipes.yaml_tree import YamlNode, show
 from imagefactory.suite import table
 from imagefactory.suite.gpu import table as gpu_table
@@ -202,6 +204,8 @@ _WHEEL = (
 _STEP = r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*"
 _DIRECTORY = rf"(?!.*\.whl$)\.(/{_STEP})*"
 _GIT = rf"git\+https://{_HOST}(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+@[0-9a-f]{{40}}(#subdirectory={_STEP}(/{_STEP})*)?"
+_AGE = r"[0-9]{1,4} (hour|day|week)s?"
+_EXCEPT = rf"( except {_NAME}(, ?{_NAME})*)?"
 _PACKAGE = rf"{_NAME}(\[{_NAME}(, ?{_NAME})*\])?( ?{_BOUNDS})?"
 
 RULES: Mapping[str, ValueRule] = {
@@ -222,6 +226,9 @@ RULES: Mapping[str, ValueRule] = {
         'a channel without user, token and platform, such as "conda-forge" or "https://conda.example.org/lab"',
     ),
     "channel-priority": _any_of(PRIORITIES),
+    "cooldown": ValueRule(
+        rf"{_AGE}{_EXCEPT}", 500, 'an age such as "7 days", also with packages: "7 days except numpy, torch"'
+    ),
     "archspec": _any_of(ARCHSPECS),
     "driver": ValueRule(r"[1-9][0-9]?\.[0-9]", 4, 'the CUDA version of a driver in quotes, such as "12.4"'),
     "on": ValueRule(
@@ -644,3 +651,70 @@ def quoted(text: str) -> str:
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     plain = re.fullmatch(r"[a-z_][a-z0-9_./-]*( ?[=<>!~][A-Za-z0-9.*=<>!~_]*)?", text)
     return text if plain and text not in words else f'"{text}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Cooldown:
+    """The least age of a release to lock, and the normalized names of packages without such a limit."""
+
+    age: timedelta
+    allowed: tuple[str, ...]
+
+
+def parse_cooldown(text: str) -> Cooldown:
+    """Return the age in a text that the rule `cooldown` allows (`7 days except numpy`); empty means 0."""
+    age, _, names = text.partition(" except ")
+    number, _, unit = (age or "0 days").partition(" ")
+    return Cooldown(timedelta(**{f"{unit.rstrip('s')}s": int(number)}), _names(names))
+
+
+def longest_cooldown(texts: Iterable[str]) -> Cooldown:
+    """Return the longest age of some cooldowns. Each exception in one of them applies."""
+    parsed = [parse_cooldown(text) for text in texts]
+    names = {name for cooldown in parsed for name in cooldown.allowed}
+    return Cooldown(max(cooldown.age for cooldown in parsed), tuple(sorted(names)))
+
+
+def parse_cutoff(text: str, now: datetime) -> ReleaseCutoff | None:
+    """Return the cutoff of a date, of a time or of an age before `now`; None for an age of 0.
+
+    A date (`2026-11-21`) includes the whole day in UTC. Each form may end with ` except NAME, NAME`. Raises
+    UsageError.
+    """
+    if RULES["cooldown"].allows(text):
+        return cutoff_of(parse_cooldown(text), now)
+    moment, _, names = text.partition(" except ")
+    try:
+        if not re.fullmatch(r"[0-9-]{10}(T[0-9:]{8}Z)?" + _EXCEPT, text, re.ASCII):
+            raise ValueError
+        time = datetime.fromisoformat(moment)
+    except ValueError as error:
+        raise UsageError(
+            "cutoff-invalid",
+            f"'{text}' is not a date, a time or an age",
+            hint='write 2026-11-21, 2026-11-21T12:00:00Z or "7 days", also with packages: '
+            '"7 days except numpy"',
+        ) from error
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC) + timedelta(days=1, seconds=-1)
+    return ReleaseCutoff(time=time, allowed=_names(names))
+
+
+def parse_stored_cutoff(text: str) -> ReleaseCutoff | None:
+    """Return the cutoff that a lock contains, None if it is written differently."""
+    try:
+        cutoff = parse_cutoff(text, datetime.min.replace(tzinfo=UTC)) if "T" in text else None
+    except UsageError:
+        return None
+    return cutoff if str(cutoff) == text else None
+
+
+def cutoff_of(cooldown: Cooldown, now: datetime) -> ReleaseCutoff | None:
+    """Return the cutoff of a cooldown at a time, None for an age of 0."""
+    if not cooldown.age:
+        return None
+    return ReleaseCutoff(time=now.replace(microsecond=0) - cooldown.age, allowed=cooldown.allowed)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(sorted({canonicalize_name(name.strip()) for name in text.split(",") if name.strip()}))

@@ -372,6 +372,7 @@ _CUBIN_HEAD = 1 << 20  # bytes in which the notes of a cubin are searched
 _MAX_WHOLE_BYTES = 1 << 20  # bytes that are searched at once if they arrive so
 _ENTRY = struct.Struct("<HHIQIIHHIQQQQ")
 _ENTRY_VERSION = 0x0101
+_ALIGNMENT = 8  # of a container by nvcc and the linker
 _CODE_KINDS = {1: CodeKind.PTX, 2: CodeKind.SASS, 8: CodeKind.LTO}
 _TILE, _CONCATENATION = 128, 256
 _LZ4, _ZSTD, _SUFFIX_A, _SUFFIX_F = 0x2000, 0x8000, 0x100000, 0x200000
@@ -579,10 +580,11 @@ class _FatbinParser:
             raise CorruptBundleError(at, "the header of a fat binary is truncated")
         position = at + 16
         end: int = position + int.from_bytes(head[8:16], "little")
+        # Tools that create or read fat binaries have the same bytes in their machine code, at any offset.
+        doubtful = end > self._size or (at % _ALIGNMENT and end > position)
+        if doubtful and (len(head) < 24 or struct.unpack_from("<H", head, 18)[0] != _ENTRY_VERSION):
+            raise NotABundleError
         if end > self._size:
-            # Tools that create or read fat binaries have the same bytes in their machine code.
-            if len(head) < 24 or struct.unpack_from("<HI", head, 18)[0] != _ENTRY_VERSION:
-                raise NotABundleError
             raise CorruptBundleError(at, f"a fat binary ends at {end:#x}, past the end of the file")
         codes: set[GpuCode] = set()
         compressions: set[str] = set()

@@ -11,7 +11,7 @@ from pathlib import Path
 from imagefactory.errors import UsageError
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.serialize import ObjectSchema
-from imagefactory.settings.choices import HTCONDOR, SLURM
+from imagefactory.settings.choices import CONTAINERS, HTCONDOR, SLURM
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of, parse_commands, parse_options, split_requirements
 
@@ -83,6 +83,7 @@ class Site:
     documentation replaced +SingularityImage by container_image. `getenv` is the reason why `getenv = true` is
     rejected, empty if it is not. `batch` is the scheduler: HTCONDOR, SLURM or KUBERNETES; for the last two,
     only `kinds` applies. `own` are additions of the settings to every job: submit commands or sbatch options.
+    `container` starts the images of Slurm jobs.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Site:
     getenv: str = ""
     batch: str = HTCONDOR
     own: tuple[str, ...] = ()
+    container: str = CONTAINERS[0]
 
     def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
         """Return the lines of the site for a job of that length. Raises UsageError if it is too long.
@@ -173,10 +175,16 @@ SITES, RETIRED = read_sites(Path(__file__).with_suffix(".toml").read_text(encodi
 SITE_NAMES = tuple(site.name for site in SITES)
 
 
-def site_of(name: str, settings: Settings) -> Site:
-    """Return a site with the additions of the settings to its jobs. Raises like `find_site`."""
+def site_of(name: str, settings: Settings, container: str = "") -> Site:
+    """Return a site with the additions of the settings to its jobs. Raises like `find_site`.
+
+    `container` overrides the setting.
+    """
     site = find_site(name)
-    return replace(site, own=job_additions(site.batch, settings))
+    own, container = job_additions(site.batch, settings), container or settings.container.value
+    if site.batch != SLURM or container == CONTAINERS[0]:
+        return replace(site, own=own)
+    return replace(site, own=own, container=container, kinds=(ImageKind.DOCKER,))
 
 
 def job_additions(batch: str, settings: Settings) -> tuple[str, ...]:

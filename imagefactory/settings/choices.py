@@ -54,6 +54,9 @@ SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
 """The sites with rules for submit files."""
 SLURM, KUBERNETES = "slurm", "kubernetes"
 """The schedulers of sites without HTCondor."""
+PYXIS = "pyxis"
+CONTAINERS = ("apptainer", PYXIS)
+"""The programs by which Slurm jobs start images, the default first."""
 HTCONDOR = "htcondor"
 """The scheduler of sweep files that name none."""
 POOLS = {

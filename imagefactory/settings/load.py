@@ -17,7 +17,7 @@ from imagefactory.errors import UsageError, os_reason
 from imagefactory.logs import LOG_VARIABLE
 from imagefactory.oci.store import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
-from imagefactory.settings.choices import ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
+from imagefactory.settings.choices import CONTAINERS, ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
 from imagefactory.settings.files import (
     FILE_NAME,
     UntrustedProjectError,
@@ -72,9 +72,17 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
 def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if values["codec"].value not in ("zstd", "gzip"):
         raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
+    if values["sigstore_bundles"].value not in ("", "yes", "no"):
+        raise _invalid("sigstore-bundles", values["sigstore_bundles"], "yes or no", 'write "yes" or "no"')
     if not re.fullmatch("[0-9]+", values["workers"].value):
         raise _invalid("workers", values["workers"], "a number", "write 0 or more")
-    for name, known in (("engine", tuple(ENGINES)), ("runner", ("", *RUNNERS)), ("site", SITES)):
+    choices = {
+        "engine": tuple(ENGINES),
+        "runner": ("", *RUNNERS),
+        "site": SITES,
+        "container": CONTAINERS,
+    }
+    for name, known in choices.items():
         if values[name].value not in known:
             raise _invalid(name, values[name], "supported", f"write {' or '.join(filter(None, known))}")
     solver, path = values["solver"], Path(values["solver"].value)
@@ -82,6 +90,9 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if solver.value not in SOLVERS and not (path.is_absolute() and path.is_file()):
         hint = f"write {', '.join(SOLVERS)}, or the absolute path of a conda, mamba or micromamba"
         raise _invalid("solver", solver, "a solver", hint)
+    cooldown = values["cooldown"]
+    if cooldown.value and not RULES["cooldown"].allows(cooldown.value):
+        raise _invalid("cooldown", cooldown, "an age", f"write {RULES['cooldown'].write}")
     center = values["center"]
     if center.value and not CENTER.fullmatch(center.value):
         raise UsageError(
@@ -264,13 +275,16 @@ class Settings:
     channels: SettingValue
     sources: SettingValue
     solver: SettingValue
+    cooldown: SettingValue
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
+    sigstore_bundles: SettingValue
     catalog: SettingValue
     catalog_mirrors: SettingValue
     center: SettingValue
     site: SettingValue
+    container: SettingValue
     licenses: SettingValue
     sif_folder: SettingValue
     submit_commands: SettingValue
@@ -315,6 +329,11 @@ class Settings:
     @property
     def plain_hosts(self) -> tuple[str, ...]:
         return listed(self.plain_http.value)
+
+    @property
+    def with_bundles(self) -> bool:
+        """Return whether signed statements are attached as Sigstore bundles too."""
+        return self.sigstore_bundles.value == "yes"
 
     @property
     def allowed_licenses(self) -> tuple[str, ...]:
@@ -398,6 +417,7 @@ def load_settings(
         "codec": "zstd",
         "workers": "0",
         "site": SITES[0],
+        "container": CONTAINERS[0],
     }
     _check_known_settings(environ)
     values: dict[str, SettingValue] = {}
@@ -436,7 +456,15 @@ def load_settings(
     return Settings(**values, files=trusted_files, untrusted=restricted, centers=centers, limits=())
 
 
-OF_CENTERS = ("catalog", "catalog-mirrors", "site", "sif-folder", "submit-commands", "sbatch-options")
+OF_CENTERS = (
+    "catalog",
+    "catalog-mirrors",
+    "site",
+    "container",
+    "sif-folder",
+    "submit-commands",
+    "sbatch-options",
+)
 """Settings that each center sets. For all others, the user's settings apply to all centers."""
 
 
@@ -470,8 +498,9 @@ def center_settings(settings: Settings, path: Path) -> Settings:
             )
     unset = {key.replace("-", "_"): SettingValue(value="", origin="default") for key in OF_CENTERS}
     unset["site"] = SettingValue(value=SITES[0], origin="default")
+    unset["container"] = SettingValue(value=CONTAINERS[0], origin="default")
     center_values = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
-    named = {key: getattr(settings, key) for key in ("site", "sif_folder", *center_values)}
+    named = {key: getattr(settings, key) for key in ("site", "container", "sif_folder", *center_values)}
     named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
     result = replace(

@@ -26,13 +26,16 @@ REASONS = {
     "channels": "it decides which servers are queried, or which directories are read",
     "sources": "it decides which files count as packages of Debian",
     "solver": "a program to run",
+    "cooldown": "it decides which releases are accepted",
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
+    "sigstore-bundles": "it decides what is attached to images",
     "catalog": "it decides which servers are queried, or which file is read",
     "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
     "site": "",
+    "container": "",
     "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
@@ -126,7 +129,7 @@ MEANINGS = {
     ),
     "debian-mirror": ("what apt is set to", "a Debian archive, or two: main and security"),
     "debian-snapshot": (
-        "what apt is set to (newer versions)",
+        "what apt is set to, or that of Debian's own mirror",
         "snapshots of Debian's archive, for packages that the mirror no longer has: an address with "
         "`archive/debian/TIME/`, or `none`",
     ),
@@ -143,11 +146,20 @@ MEANINGS = {
         "`rattler`",
         "of conda's packages: or your own `conda`, `mamba`, `micromamba`, or a path to one",
     ),
+    "cooldown": (
+        "none",
+        "the least age of a release that `lock` takes from an index or a channel: `7 days`, `12 hours`, "
+        "`7 days except numpy, torch`",
+    ),
     "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
     "workers": ("`0`", "what works at once; 0 is one per core"),
     "signing-key": (
         "the one key that you have",
         "what signs verdicts: the name of a key, or the path of a `.pem`",
+    ),
+    "sigstore-bundles": (
+        "`no`",
+        "`yes` attaches verdicts and provenance also as [Sigstore bundles](../trust.md#other-tools)",
     ),
     "catalog": (
         "that of `registry`",
@@ -166,6 +178,7 @@ MEANINGS = {
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
+    "container": ("`apptainer`", "what starts images in the Slurm jobs of `job write`: or `pyxis`"),
     "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "

@@ -5,6 +5,7 @@
     catalog-mirrors = "mirror.example.org/gpu"    # optional
     center = "chtc"                             # the name of the site, optional
     site = "chtc"
+    container = "pyxis"                         # optional, of Slurm jobs
     sif-folder = "/shared/gpu/images"           # optional
 
     [[trust]]                                   # trusted keys, as in imagefactory.toml
@@ -27,7 +28,7 @@ from typing import Any
 
 from imagefactory.errors import UsageError
 from imagefactory.oci.store import ImageReference
-from imagefactory.settings.choices import SITES, listed
+from imagefactory.settings.choices import CONTAINERS, SITES, listed
 from imagefactory.settings.load import CENTER, SIF_DIRECTORY
 from imagefactory.trust.catalog_package import catalog_repository
 from imagefactory.trust.keys import PublicKey
@@ -46,7 +47,7 @@ FORMAT = "imagefactory.invitation/1"
 TAG = "invitation"
 LARGEST = 1 << 16
 _PATH = re.compile(r"/[A-Za-z0-9._+/-]{1,500}")
-SETTINGS = ("catalog", "center", "site", "sif-folder", "catalog-mirrors")
+SETTINGS = ("catalog", "center", "site", "container", "sif-folder", "catalog-mirrors")
 _HEADER = re.compile(r"\s*\[")
 
 
@@ -54,7 +55,7 @@ _HEADER = re.compile(r"\s*\[")
 class Invitation:
     """The settings of a site. `catalog` is `HOST[/PATH][:TAG]` or a path, `mirrors` lists several of these.
 
-    All values may be empty.
+    All values may be empty. `container` is empty for Apptainer.
     """
 
     catalog: str
@@ -63,11 +64,12 @@ class Invitation:
     keys: tuple[TrustGrant, ...]
     mirrors: str = ""
     center: str = ""
+    container: str = ""
 
     @property
     def settings(self) -> dict[str, str]:
         """Return the settings with values, by their names in imagefactory.toml."""
-        values = (self.catalog, self.center, self.site, self.sif_folder, self.mirrors)
+        values = (self.catalog, self.center, self.site, self.container, self.sif_folder, self.mirrors)
         return {name: value for name, value in zip(SETTINGS, values, strict=True) if value}
 
 
@@ -147,6 +149,7 @@ def parse_invitation(data: bytes, location: str) -> Invitation:
         keys=tuple(_grant(key) for key in parse_trust(data.decode(), location).keys),
         mirrors=_text(document, "catalog-mirrors", location),
         center=_text(document, "center", location),
+        container=_text(document, "container", location),
     )
     for repository in (invitation.catalog, *listed(invitation.mirrors)):
         if not _PATH.fullmatch(repository):
@@ -156,6 +159,12 @@ def parse_invitation(data: bytes, location: str) -> Invitation:
             "site-unknown",
             f"{location}: unknown site {invitation.site[:40]!r}",
             hint=f"known sites: {', '.join(SITES)}",
+        )
+    if invitation.container not in ("", *CONTAINERS):
+        raise UsageError(
+            "setting-invalid",
+            f"{location}: unknown container program {invitation.container[:40]!r}",
+            hint=f"known: {', '.join(CONTAINERS)}",
         )
     if invitation.center and not CENTER.fullmatch(invitation.center):
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal, TypedDict
 
@@ -41,13 +42,22 @@ ALIKE_AMD = "gfx908-gfx942: the same for all known processors of this range"
 
 
 def format_gpu(
-    gpu: CompatGpu, rows: Sequence[CompatRow], width: int | None = None, *, show_sources: bool = False
+    gpu: CompatGpu,
+    rows: Sequence[CompatRow],
+    width: int | None = None,
+    *,
+    show_sources: bool = False,
+    merge: bool = False,
 ) -> str:
-    """Return the images that run on one GPU, and why the others do not. Each row has one cell."""
+    """Return the images that run on one GPU, and why the others do not. Each row has one cell.
+
+    With `merge`, releases with the same answer for several CUDA versions have one row.
+    """
     sources, warnings = Footnotes(shown=show_sources), Footnotes("!{}")
     running = [row for row in rows if serves(row.cells[0])]
     rest = [row for row in rows if not serves(row.cells[0]) and not _is_blank(row)]
-    table = [_gpu_row(row, sources, warnings) for row in (*running, *rest)]
+    displayed = (*running, *rest)
+    table = [_gpu_row(row, sources, warnings) for row in (merge_releases(displayed) if merge else displayed)]
     unknown = sum(row.cells[0].answer is Compatibility.UNKNOWN for row in rows)
     head = f"{gpu.title}: {len(running)} of {len(rows)} run on it"
     head += f", {unknown} unknown" if unknown else ""
@@ -61,6 +71,36 @@ def format_gpu(
     more = [*_named(warnings, "Warnings"), *_named(sources, "Sources"), *_blank(rows), *_unlocked(rows)]
     more += _newest_patches(rows)
     return "\n".join([*lines, *fold(more, width)])
+
+
+def merge_releases(rows: Sequence[CompatRow]) -> tuple[CompatRow, ...]:
+    """Return rows with one for all CUDA versions of a release that have the same answers.
+
+    Rows are sorted by CUDA version, the newest first. The reason is that of the newest version.
+    """
+    merged: list[CompatRow] = []
+    for _, group in groupby(rows, key=_release_answers):
+        some = list(group)
+        first, last = some[0].candidate, some[-1].candidate
+        if len(some) > 1 and not first.name:
+            cuda = f"{last.question.cuda} to {first.question.cuda}"
+            question = replace(first.question, cuda=cuda)
+            some = [replace(some[0], candidate=replace(first, question=question))]
+        merged += some
+    return tuple(merged)
+
+
+def _release_answers(row: CompatRow) -> tuple[object, ...]:
+    candidate, question = row.candidate, row.candidate.question
+    cells = tuple(
+        (
+            cell.answer,
+            *((claim.basis, claim.rule, claim.driver) for claim in cell.claims[:1]),
+            cell_code(cell),
+        )
+        for cell in row.cells
+    )
+    return candidate.name, question.framework, question.version, candidate.requested, row.fix, cells
 
 
 def _is_blank(row: CompatRow) -> bool:

@@ -297,6 +297,8 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
         fields = [("lock", f"{now.state}, {' and '.join(parts)}, by {lock.solver}")]
     if lock is None:
         return fields
+    if lock.cutoff:
+        fields.append(("releases until", str(lock.cutoff)))
     if lock.note:
         fields.append(("note", lock.note))
     brought = [
@@ -310,9 +312,20 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
 # --- Locks
 
 
+_MAX_EXCLUDED = 10
+
+
 def format_relock(relock: LockResult) -> str:
-    """Return the changes of a lock, one package on each line, and the outdated packages."""
-    return "\n".join([_moves(relock), *(f"  ! {behind}" for behind in relock.behind)])
+    """Return the changes of a lock, one package on each line, and the outdated packages.
+
+    Of releases that the cutoff excluded, only the first are listed.
+    """
+    excluded = [row for row in relock.behind if row.uploaded]
+    rows = [*(row for row in relock.behind if not row.uploaded), *excluded[:_MAX_EXCLUDED]]
+    lines = [_moves(relock), *(f"  ! {row}" for row in rows)]
+    if more := len(excluded) - _MAX_EXCLUDED:
+        lines += [f"  ! and {more} more releases that are too new (--json lists them)"] if more > 0 else []
+    return "\n".join(lines)
 
 
 def _moves(relock: LockResult) -> str:

@@ -29,7 +29,7 @@ from imagefactory.actions.definition import define_target
 from imagefactory.build.apptainer import ApptainerEngine, share_layout
 from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.secrets import BuildSecrets, find_secrets
-from imagefactory.build.sif import SifBuilder
+from imagefactory.build.sif import SifBuilder, write_sqsh
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import BuildSpec, Lock, Mount, RunSpec
 from imagefactory.oci.graph import StoreRepository, read_graph
@@ -425,10 +425,10 @@ def test_it_has_the_images_environment_and_labels(ground: Ground) -> None:
     assert wanted.items() <= found.items()
 
 
-def listed(sif: Path) -> dict[str, str]:
+def listed(file: Path, offset: int | None = None) -> dict[str, str]:
     """What unsquashfs says of each path of a .sif: kind and modes, owners, and size or target; no times."""
-    offset = str(read_partition(sif).offset)
-    command = ["unsquashfs", "-offset", offset, "-lln", str(sif)]
+    offset = read_partition(file).offset if offset is None else offset
+    command = ["unsquashfs", "-offset", str(offset), "-lln", str(file)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {}
     for line in said.splitlines():
@@ -438,6 +438,39 @@ def listed(sif: Path) -> dict[str, str]:
         told = "" if modes[0] == "d" or path.endswith("/labels.json") else size
         found[path] = f"{modes} {owners} {told} {target}"
     return found
+
+
+def test_a_sqsh_is_the_image_as_enroot_starts_it(ground: Ground, tmp_path: Path) -> None:
+    """Its files are those of the .sif without apptainer's. /etc/rc is run as enroot does, in a new root."""
+    sqsh, again = tmp_path / "x.sqsh", tmp_path / "y.sqsh"
+    for path in (sqsh, again):
+        write_sqsh(ground.layout, ground.image, path, compression="fast", workers=2, progress=QuietProgress())
+    assert sha256_of(sqsh) == sha256_of(again)
+    own = {
+        f"squashfs-root/etc/{name}"
+        for name in ("environment", "fstab", "rc", "rc.local", "profile.d/zz-image-path.sh")
+    }
+    own |= {"squashfs-root/etc/hosts"}  # apptainer empties it
+    files, of_sif = listed(sqsh, 0), listed(ground.make(ground.image).path)
+    assert own <= files.keys()
+    theirs = {path for path in of_sif if path not in files}
+    assert all(
+        re.search(r"/(\.singularity\.d|\.(exec|run|shell|test)|environment|singularity)\b", path)
+        for path in theirs
+    )
+    assert {path: files[path] for path in files.keys() - own} == {
+        path: of_sif[path] for path in of_sif.keys() - theirs - own
+    }
+    tree = tmp_path / "tree"
+    subprocess.run(["unsquashfs", "-q", "-n", "-d", tree, sqsh], check=True, stdout=subprocess.DEVNULL)
+    environment = (tree / "etc/environment").read_text().splitlines()
+    assert dict(row.split("=", 1) for row in environment) == dict(ground.image.environment)
+    program = "import os, sys; print(os.getcwd(), sys.prefix, sys.argv[1:])"
+    command = ["chroot", tree, "/usr/bin/env", "-i", *environment, "/bin/sh", "-l", "/etc/rc"]
+    done = subprocess.run(
+        [*command, "python", "-c", program, "a b"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "/ /opt/env ['a b']\n"), done
 
 
 def parts_of(sif: Path) -> tuple[list[str], list[bytes]]:

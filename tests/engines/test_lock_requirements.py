@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from imagefactory.lock.changes import content_hash
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.requirements import format_lock, parse_lock
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, LockedWheel, Target
+from imagefactory.model import Lock, LockedWheel, ReleaseCutoff, Target
 from imagefactory.progress import QuietProgress
 from tests.made.errors import fails
 from tests.made.values import make_base, make_target
@@ -512,3 +513,26 @@ def test_what_contradicts_is_named_and_a_change_was_solved(index: Index, tmp_pat
     assert "vision==0.18" in caught.value.hint
     assert "idle" not in caught.value.message
     assert "No solution found" in caught.value.tree
+
+
+def test_releases_after_the_cutoff_are_not_locked(index: Index, tmp_path: Path) -> None:
+    index.json = True
+    index.add("numpy", "1.26.9")
+    for files in index.rows.values():
+        index.uploaded |= dict.fromkeys(files, "2026-01-01T00:00:00Z")
+    index.uploaded["numpy-1.26.9-py3-none-any.whl"] = "2026-11-26T00:00:00.5Z"
+    cutoff = ReleaseCutoff(time=datetime(2026, 11, 20, tzinfo=UTC))
+    uv = locker(index, tmp_path)
+    newest = uv.lock(REQUEST, QuietProgress())
+    lock = uv.lock(replace(REQUEST, cutoff=cutoff, previous=newest), QuietProgress())
+    assert (versions(newest)["numpy"], versions(lock)["numpy"], lock.cutoff) == ("1.26.9", "1.26.3", cutoff)
+    named = replace(cutoff, allowed=("numpy",))
+    assert versions(uv.lock(replace(REQUEST, cutoff=named), QuietProgress()))["numpy"] == "1.26.9"
+    below = replace(REQUEST, cutoff=cutoff, under=newest)
+    assert versions(uv.lock(below, QuietProgress()))["numpy"] == "1.26.9"
+    (young,) = (wheel for wheel in newest.wheels if wheel.name == "numpy")
+    assert list(uv.uploads((young,), newest, TARGET)) == [young.filename]
+    assert uv.addresses(replace(newest, cutoff=cutoff)).keys() == {wheel.filename for wheel in newest.wheels}
+    index.uploaded.clear()
+    with fails("upload-time-missing"):
+        locker(index, tmp_path).lock(replace(REQUEST, cutoff=cutoff), QuietProgress())

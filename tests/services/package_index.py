@@ -34,6 +34,7 @@ class Index:
     hashes: str = "sha256"  # or another algorithm, or none
     password: str = ""
     rows: dict[str, list[str]] = field(default_factory=dict)  # project -> files
+    uploaded: dict[str, str] = field(default_factory=dict)  # file -> its time (PEP 700)
     lies: dict[str, str] = field(default_factory=dict)  # file -> a hash that is not its own
     hidden: set[str] = field(default_factory=set)
     yanked: set[str] = field(default_factory=set)
@@ -103,10 +104,13 @@ class Index:
                     "hashes": {self.hashes: self.hash(file)} if self.hashes else {},
                     "yanked": file in self.yanked,
                     "core-metadata": self.core_metadata,
+                    **({"upload-time": self.uploaded[file], "size": 1} if file in self.uploaded else {}),
                 }
                 for file in files
             ]
-            text = json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": rows})
+            text = json.dumps(
+                {"meta": {"api-version": "1.1" if self.uploaded else "1.0"}, "name": name, "files": rows}
+            )
             return "application/vnd.pypi.simple.v1+json", text
         anchors = "".join(
             f'<a href="../../files/{file}{f"#{self.hashes}={self.hash(file)}" if self.hashes else ""}"'

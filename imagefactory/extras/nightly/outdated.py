@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,19 +22,37 @@ from packaging.version import Version
 from imagefactory.access import package_index, uv_locker
 from imagefactory.actions.definition import write_definition
 from imagefactory.actions.images import stored_image
-from imagefactory.actions.lock import LockOptions, conda_locker, lock_base, lock_target, parents_first
+from imagefactory.actions.lock import (
+    LockOptions,
+    LockResult,
+    conda_locker,
+    excluded_reason,
+    lock_base,
+    lock_target,
+    parents_first,
+    release_cutoff,
+)
 from imagefactory.actions.locked import lock_state, orphans, read_target_lock
 from imagefactory.actions.new_project import RowAddition, make_addition, plan_addition
 from imagefactory.actions.verdicts import VerdictReader
-from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, ToolError, UsageError
+from imagefactory.errors import (
+    ImagefactoryError,
+    LockError,
+    NothingSelectedError,
+    OutdatedPackageRow,
+    ToolError,
+    UsageError,
+)
 from imagefactory.fs import replace_text
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.changes import VersionChange, base_moves, lock_moves
 from imagefactory.lock.conda.explain import cudas_of, offered_to
 from imagefactory.lock.debian.lock import read_base_lock, write_base_lock
 from imagefactory.lock.files import write_lock
+from imagefactory.lock.pypi.index import files_before
 from imagefactory.lock.pypi.requirements import from_files
 from imagefactory.lock.pypi.series import (
     FrameworkSeries,
@@ -124,7 +142,8 @@ class ExpiringVerdict:
 class UnitNews:
     """The news about the recipes and locks of a unit.
 
-    `faults` are the errors of single targets, for which nothing is known.
+    `faults` are the errors of single targets, for which nothing is known. `excluded` are releases that the
+    cooldown excludes.
     """
 
     unit: UpdateUnit
@@ -134,9 +153,12 @@ class UnitNews:
     locks: tuple[NewLock, ...] = ()
     expiring: tuple[ExpiringVerdict, ...] = ()
     faults: tuple[ImagefactoryError, ...] = ()
+    excluded: tuple[OutdatedPackage, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.releases or self.cudas or self.python or self.locks or self.expiring)
+        return bool(
+            self.releases or self.cudas or self.python or self.locks or self.expiring or self.excluded
+        )
 
 
 def find_units(project: Project, names: Sequence[str]) -> tuple[UpdateUnit, ...]:
@@ -170,10 +192,12 @@ def watch_unit(project: Project, unit: UpdateUnit, now: datetime, progress: Prog
     if unit.base:
         return UnitNews(unit=unit, locks=_base_news(project, unit, unit.base, progress))
     own_versions = tuple(
-        target for target in unit.targets if target.gpu and not target.on and not rocm_of(target.cuda)
+        target
+        for target in unit.targets
+        if target.gpu and not (target.on or target.frozen or rocm_of(target.cuda))
     )
     news = UnitNews(unit=unit)
-    locks, faults = _lock_news(project, unit, progress)
+    locks, faults, excluded = _lock_news(project, unit, progress)
     try:
         if own_versions:  # for CPUs only and AMD GPUs, only the locks are checked
             news = (_of_the_index if own_versions[0].source == "pypi" else _of_the_channels)(
@@ -181,7 +205,9 @@ def watch_unit(project: Project, unit: UpdateUnit, now: datetime, progress: Prog
             )
     except LockError as error:
         faults = (*faults, error)
-    return replace(news, locks=locks, expiring=_expiring(project, unit.targets, now), faults=faults)
+    excluded = tuple(dict.fromkeys((*news.excluded, *excluded)))
+    expiring = _expiring(project, unit.targets, now)
+    return replace(news, locks=locks, expiring=expiring, faults=faults, excluded=excluded)
 
 
 # --- the index and the channels -------------------------------------------------------------------
@@ -194,14 +220,39 @@ def _newest(targets: tuple[Target, ...]) -> Target:
 def _of_the_channels(project: Project, unit: UpdateUnit, targets: tuple[Target, ...]) -> UnitNews:
     """Return the news in the channels of the newest row. Raises LockError for an unreadable channel."""
     newest = _newest(targets)
-    builds, pythons = conda_locker(project).builds(newest), {target.python for target in targets}
+    cutoff = release_cutoff(project, newest, None, LockOptions(update_all=True))
+    locker, pythons = conda_locker(project), {target.python for target in targets}
+    versions = {target.version for target in targets}
+    builds = locker.builds(newest, cutoff)
     all_pythons = {build.python for build in builds if build.python}
-    offers = series_after(offered_to(builds, pythons), {target.version for target in targets})
+    offers = series_after(offered_to(builds, pythons), versions)
+    every = series_after(offered_to(locker.builds(newest), pythons), versions) if cutoff else offers
     return UnitNews(
         unit=unit,
         releases=tuple(NewRelease(offer=row, command="") for row in offers),
         cudas=_new_cudas(targets, cudas_of(builds, newest.version, pythons)),
         python=_new_python(project, pythons, *python_after(offered_to(builds, all_pythons))),
+        excluded=_excluded_series(newest, offers, every),
+    )
+
+
+def _excluded_series(
+    newest: Target, offers: Sequence[FrameworkSeries], every: Sequence[FrameworkSeries]
+) -> tuple[OutdatedPackage, ...]:
+    """Return the series among `every` that the cooldown excludes from `offers`."""
+    offered_series = {row.series for row in offers}
+    return tuple(
+        OutdatedPackage(
+            name=newest.framework,
+            locked=newest.version,
+            newest=row.series,
+            reason=excluded_reason(datetime(*row.begun.timetuple()[:3], tzinfo=UTC)),
+            accept="",
+            named=False,
+            uploaded=str(row.begun),
+        )
+        for row in every
+        if row.series not in offered_series and row.begun
     )
 
 
@@ -245,9 +296,12 @@ def _of_the_index(project: Project, unit: UpdateUnit, targets: tuple[Target, ...
             hint=f"run imagefactory lock {newest.name}",
         )
     locker = uv_locker(package_index(project))
-    files = locker.listed([wheel], lock).get(wheel, ())
-    pythons = {target.python for target in targets}
-    offers = newer_series(name, files, {target.version for target in targets}, pythons, lock.platform)
+    all_files = locker.listed([wheel], replace(lock, cutoff=None)).get(wheel, ())
+    lock = replace(lock, cutoff=release_cutoff(project, newest, None, LockOptions(update_all=True)))
+    files, pythons = files_before(name, all_files, lock), {target.python for target in targets}
+    versions = {target.version for target in targets}
+    offers = newer_series(name, files, versions, pythons, lock.platform)
+    every = newer_series(name, all_files, versions, pythons, lock.platform)
     releases = tuple(_addable(project, locker, newest, lock, row) for row in offers)
     known = {build.cuda for build in offered(newest.framework, newest.version)}
     return UnitNews(
@@ -258,6 +312,7 @@ def _of_the_index(project: Project, unit: UpdateUnit, targets: tuple[Target, ...
             known | cuda_extras(_metadata(locker, lock, wheel.version, newest).get("provides_extra", [])),
         ),
         python=_new_python(project, pythons, *newest_python(name, files, lock.platform)),
+        excluded=_excluded_series(newest, offers, every),
     )
 
 
@@ -306,31 +361,34 @@ def _copied(project: Project) -> Iterator[Project]:
 
 def _lock_news(
     project: Project, unit: UpdateUnit, progress: Progress
-) -> tuple[tuple[NewLock, ...], tuple[ImagefactoryError, ...]]:
-    """Return the locks that would change, parents first, and the errors of the others.
+) -> tuple[tuple[NewLock, ...], tuple[ImagefactoryError, ...], tuple[OutdatedPackage, ...]]:
+    """Return the locks that would change, parents first, the errors of the others, and excluded releases.
 
     If a target cannot use its parent's new lock, neither changes.
     """
     offer: list[NewLock] = []
     faults: list[ImagefactoryError] = []
+    excluded: list[OutdatedPackage] = []
     stuck: set[str] = set()
     with _copied(project) as copy, progress.task(unit.name, total=len(unit.targets), unit="locks") as task:
         for target in unit.targets:
             try:
-                if lock_state(copy, target) != Outcome.UNSOLVABLE:
-                    offer += _resolved(copy, target, progress)
+                # The packages of a frozen target are those of another tool's lock, which its tool upgrades.
+                if not target.frozen and lock_state(copy, target) != Outcome.UNSOLVABLE:
+                    result = lock_target(copy, target, LockOptions(update_all=True), progress)
+                    offer += _changed(result)
+                    excluded += [row for row in result.behind if row.uploaded]
             except (LockError, ToolError) as error:
                 faults.append(error)
                 stuck |= {_lowest(project, target).name} if target.on else set()
             task.advance(1)
     moving = (lock for lock in offer if lock.target and _lowest(project, lock.target).name not in stuck)
-    return tuple(moving), tuple(faults)
+    return tuple(moving), tuple(faults), tuple(excluded)
 
 
-def _resolved(copy: Project, target: Target, progress: Progress) -> Iterator[NewLock]:
-    result = lock_target(copy, target, LockOptions(update_all=True), progress)
+def _changed(result: LockResult) -> Iterator[NewLock]:
     if result.before != result.after:
-        moves = lock_moves(result.before, result.after)
+        moves, target = lock_moves(result.before, result.after), result.target
         yield NewLock(name=target.name, moves=moves, target=target, lock=result.after)
 
 
@@ -399,6 +457,8 @@ def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
             ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_locks(names)}")
         )
         yield kind, unit_text, [*map(str, moves[:_MAX_SHOWN]), *more]
+    for excluded in news.excluded:
+        yield "cooldown", str(excluded), []
     for verdict in news.expiring:
         text = f"{verdict.target} on {verdict.capability} is valid only until {verdict.day}"
         yield "verdict", text, [f"to verify it again: imagefactory verify {verdict.target}"]
@@ -538,6 +598,8 @@ class RecipeNewsRow(TypedDict):
     python: NewPython | None
     locks: list[OutdatedLockRow]
     expiring: list[ExpiringVerdictRow]
+    excluded: list[OutdatedPackageRow]
+    """Releases that the cooldown excludes."""
     message: str
     """The message of a commit with these changes."""
     written: list[str]
@@ -573,6 +635,7 @@ def news_json(news: UnitNews, message: str, written: list[str]) -> RecipeNewsRow
             ExpiringVerdictRow(target=row.target, capability=row.capability, valid_until=str(row.day))
             for row in news.expiring
         ],
+        excluded=[row.as_json() for row in news.excluded],
         message=message,
         written=written,
     )

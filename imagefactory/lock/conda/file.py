@@ -1,6 +1,6 @@
 """The file of a conda lock: conda-lock's format, version 1, written and read in one form only.
 
-The same lock has the same bytes. Errors name the line of any other input. conda-lock (in by_conda_lock.py),
+The same lock has the same bytes. Errors name the line of any other input. conda-lock (in lock/export.py),
 micromamba and pixi read the file too. Values without a field there (sizes, virtual packages, the solver) are
 in `custom_metadata`.
 
@@ -18,6 +18,7 @@ from imagefactory.errors import LockError
 from imagefactory.gpu.capability import MACHINES, SUBDIRS
 from imagefactory.lock.changes import FORMAT
 from imagefactory.model import Lock, LockedCondaPackage
+from imagefactory.recipes.values import parse_stored_cutoff
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_PACKAGES = 5_000
@@ -88,6 +89,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
         ("platform", lock.platform),
         ("solver", lock.solver),
         ("system", system),
+        ("exclude-newer", str(lock.cutoff or "")),
         ("pip", pip),
         ("note", lock.note),
     ]
@@ -268,6 +270,11 @@ def _read_lock(reader: _LockReader) -> Lock:
     platform = reader.value(f"{_KEY}platform: ", rf"manylinux_2_[0-9]{{1,2}}_{machine}")
     solver = reader.value(f"{_KEY}solver: ", r"[A-Za-z0-9][A-Za-z0-9 .,+_-]{0,120}")
     system = reader.maybe(f"{_KEY}system: ", rf"{_SYSTEM}(?: {_SYSTEM})*") or ""
+    limit = reader.maybe(f"{_KEY}exclude-newer: ", r".{1,4000}")
+    cutoff = parse_stored_cutoff(limit) if limit else None
+    if limit and cutoff is None:
+        reader.at -= 1
+        raise reader.fault(f"{_printable(limit)} is not a time with packages")
     reader.maybe(f"{_KEY}pip: ", r"[0-9a-f]{64}")
     note = reader.maybe(f"{_KEY}note: ", r".{1,500}") or ""
     if not note.isprintable():
@@ -294,6 +301,7 @@ def _read_lock(reader: _LockReader) -> Lock:
         channels=tuple(channels),
         virtual=tuple((name, value) for name, _, value in (entry.partition("=") for entry in system.split())),
         note=note,
+        cutoff=cutoff,
     )
 
 

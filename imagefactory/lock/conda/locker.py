@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from imagefactory.lock.conda.solver import (
     first_question,
     name_of,
     rank,
+    released_at,
     run,
     split_spec,
 )
@@ -45,7 +47,14 @@ from imagefactory.lock.pypi.outdated import find_outdated
 from imagefactory.lock.pypi.question import PinnedVersions, WheelRequest, origins_of
 from imagefactory.lock.pypi.unbuilt import require_wheels, without, write_stub
 from imagefactory.lock.pypi.uv import UvLocker
-from imagefactory.model import Lock, LockedCondaPackage, LockedWheel, Target
+from imagefactory.model import (
+    Lock,
+    LockedCondaPackage,
+    LockedPackage,
+    LockedWheel,
+    ReleaseCutoff,
+    Target,
+)
 from imagefactory.progress import Progress, QuietProgress
 
 if TYPE_CHECKING:
@@ -318,6 +327,7 @@ class CondaLocker:
             channels=target.channels,
             virtual=target.virtual,
             note=previous.note if previous else "",
+            cutoff=request.cutoff,
         )
         if requirements_of(target, "pypi")[0] or (request.under and request.under.wheels):
             lock = self._with_wheels(lock, replace(request, update=update_wheels), progress)
@@ -331,7 +341,7 @@ class CondaLocker:
         previous = request.previous
         unchanged = previous is not None and previous.content_hash == request.content_hash
         conda = previous.conda if previous else ()
-        if not unchanged or update or request.update_all:
+        if not unchanged or update or request.update_all or request.cutoff:
             with progress.task("solving", unit="packages") as task:
                 moving = () if request.update_all else update
                 conda = self._solve(request, moving, unchanged=unchanged)
@@ -380,7 +390,7 @@ class CondaLocker:
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         """Return the outdated packages that the recipe names. Raises like `lock`."""
         requirements, _ = requirements_of(request.target, "conda")
-        solver = self._solver(request.target)
+        solver = self._solver(request.target, request)
         with progress.task("newest releases", total=len(requirements), unit="packages") as task:
             outdated = run(find_behind_channels(request.target, lock.conda, solver))
             task.advance(len(requirements))
@@ -409,22 +419,32 @@ class CondaLocker:
     def _solve(
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
     ) -> tuple[LockedCondaPackage, ...]:
-        solver = self._solver(request.target)
+        solver = self._solver(request.target, request)
         records = run(_SolveLoop(request, solver).decide(update, unchanged=unchanged))
         solver.require_hashes(records)
         packages = sorted((solver.locked(record) for record in records), key=lambda package: package.name)
         return tuple(self._sized(package, request.target) for package in packages)
 
-    def builds(self, target: Target) -> tuple[CudaBuild, ...]:
+    def builds(self, target: Target, cutoff: ReleaseCutoff | None = None) -> tuple[CudaBuild, ...]:
         """Return the GPU builds of a target's framework in its channels. Raises LockError or ToolError."""
-        return run(cuda_builds(target.framework, self._solver(target)))
+        return run(cuda_builds(target.framework, CondaSolver(target, self._channels, self._gateway, cutoff)))
+
+    def uploads(self, packages: Sequence[LockedPackage], lock: Lock, target: Target) -> dict[str, datetime]:
+        """Return the time of upload of packages by file name, where known. Raises LockError."""
+        conda = [package for package in packages if isinstance(package, LockedCondaPackage)]
+        wheels = [package for package in packages if isinstance(package, LockedWheel)]
+        records = run(self._solver(target).find(conda)) if conda else {}
+        times = {record.file_name: released_at(record) for record in records.values()}
+        uploads = {name: time for name, time in times.items() if time}
+        return uploads | (self._pip().uploads(wheels, lock, target) if wheels else {})
 
     @cached_property
     def _gateway(self) -> Gateway:
         return self._channels.gateway(self._cache)
 
-    def _solver(self, target: Target) -> CondaSolver:
-        return CondaSolver(target, self._channels, self._gateway)
+    def _solver(self, target: Target, request: LockRequest | None = None) -> CondaSolver:
+        below = request.under.conda if request and request.under else ()
+        return CondaSolver(target, self._channels, self._gateway, request.cutoff if request else None, below)
 
     def _solver_name(self) -> str:
         import rattler
@@ -499,7 +519,8 @@ class _SolveLoop:
         previous, parent_lock = self._request.previous, self._request.under
         below = parent_lock.conda if parent_lock else ()
         previous_packages = previous.conda if previous and not self._request.update_all else ()
-        records = await self._solver.find((*previous_packages, *below)) if below or previous_packages else {}
+        solver, packages = self._solver, (*previous_packages, *below)
+        records = await solver.find(packages, any_age=True) if packages else {}
         self._refuse_gone(
             [package for package in below if package.url not in records], self._request.target.on
         )
@@ -516,13 +537,16 @@ class _SolveLoop:
                 *(f"{package.name} =={package.version} {package.build}" for package in below),
             ),
             pinned=tuple(records[package.url] for package in below),
-            favoured=tuple(records[package.url] for package in stay if package.url in records),
+            favoured=tuple(
+                solver.released([records[package.url] for package in stay if package.url in records])
+            ),
         )
         if update:
             await self._ask(self._question)  # raises for a request without any solution
         for name in update:
             old = records.get(next(package.url for package in previous_packages if package.name == name))
-            self._question = await self._newest(name, old)
+            allowed = solver.released([old] if old else [])
+            self._question = await self._newest(name, allowed[0] if allowed else None)
         return await self._settle()
 
     def _refuse_gone(self, gone: Sequence[LockedCondaPackage], locked: str) -> None:

@@ -113,6 +113,12 @@ class CondaLockLocker(CondaLocker):
         self, request: LockRequest, update: tuple[str, ...], *, unchanged: bool
     ) -> tuple[LockedCondaPackage, ...]:
         target, below = request.target, request.under.conda if request.under else ()
+        if request.cutoff:
+            raise LockError(
+                "cutoff-not-supported",
+                f"{target.name}: {self._tool.path.name} cannot exclude releases by their age",
+                hint='write solver = "rattler", or pass --exclude-newer "0 days"',
+            )
         previous = () if request.previous is None or request.update_all else request.previous.conda
         self._tool.name()  # raises for a missing tool before conda-lock searches for it
         pinned = {package.name: package for package in (*previous, *below) if package.name not in update}

@@ -13,7 +13,10 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.capability import SUBDIRS
@@ -21,7 +24,7 @@ from imagefactory.http import redact
 from imagefactory.lock import requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
-from imagefactory.model import LockedCondaPackage, Target
+from imagefactory.model import LockedCondaPackage, ReleaseCutoff, Target
 from imagefactory.recipes.values import channel_address
 
 if TYPE_CHECKING:
@@ -100,7 +103,14 @@ def _end_gently() -> None:
 class CondaSolver:
     """A solver for one target's channels."""
 
-    def __init__(self, target: Target, channels: ChannelAccess, gateway: Gateway) -> None:
+    def __init__(
+        self,
+        target: Target,
+        channels: ChannelAccess,
+        gateway: Gateway,
+        cutoff: ReleaseCutoff | None = None,
+        below: Iterable[LockedCondaPackage] = (),
+    ) -> None:
         import rattler
         import rattler.exceptions
 
@@ -113,6 +123,10 @@ class CondaSolver:
             rattler.Channel(channels.place(true)).base_url.rstrip("/"): true for true in target.channels
         }
         self._sources = list(self._true)
+        self._cutoff = cutoff
+        self._below = {package.url for package in below}
+        self._dated: set[str] = set()
+        self._undated: set[str] = set()
         self._subdirs: list[Any] = [SUBDIRS[target.platform], "noarch"]
 
     async def solve(self, question: CondaRequest) -> list[RepoDataRecord]:
@@ -149,7 +163,7 @@ class CondaSolver:
         try:
             solution: list[RepoDataRecord] = await self._reading(
                 lambda: rattler.solve(
-                    sources=self._sources,
+                    sources=self._dated_sources(),
                     specs=specs,
                     constraints=constraints,
                     gateway=self._gateway,
@@ -163,6 +177,9 @@ class CondaSolver:
             )
             return solution
         except rattler.exceptions.SolverError as error:
+            requested = {split_spec(text)[1] for text in question.specs}
+            if undated := (self._undated - self._dated) & requested:
+                raise self._no_time(min(undated)) from error
             raise NoSolutionError(self._with_true_addresses(str(error))) from error
 
     async def solution(self, question: CondaRequest) -> list[RepoDataRecord]:
@@ -172,18 +189,29 @@ class CondaSolver:
         except NoSolutionError:
             return []
 
-    async def find(self, packages: Iterable[LockedCondaPackage]) -> dict[str, RepoDataRecord]:
-        """Return the channels' records of locked packages, by true address. Changed files are skipped."""
+    async def find(
+        self, packages: Iterable[LockedCondaPackage], *, any_age: bool = False
+    ) -> dict[str, RepoDataRecord]:
+        """Return the channels' records of locked packages, by true address. Changed files are skipped.
+
+        With `any_age` the cutoff does not apply.
+        """
         packages_by_url = {package.url: package for package in packages}
+        names = sorted({package.name for package in packages_by_url.values()})
         result = {}
-        for record in await self.records(sorted({package.name for package in packages_by_url.values()})):
+        for record in await self.records(names, any_age=any_age):
             package = packages_by_url.get(self.true_address(record))
             if package and record.sha256 and record.sha256.hex() == package.sha256:
                 result[package.url] = record
         return result
 
-    async def records(self, names: Sequence[str], *, first: int | None = None) -> list[RepoDataRecord]:
-        """Return all records of `names`, or the `first` ones, ordered by channel."""
+    async def records(
+        self, names: Sequence[str], *, first: int | None = None, any_age: bool = False
+    ) -> list[RepoDataRecord]:
+        """Return the records of `names` in all channels or the `first` ones, ordered by channel.
+
+        With `any_age` the cutoff does not apply.
+        """
         specs, sources = [self._spec(name) for name in names], self._sources[:first]
         answers = await self._reading(
             lambda: self._gateway.query(
@@ -191,7 +219,44 @@ class CondaSolver:
             )
         )
         result = [record for answer in answers for record in answer]
-        return sorted(result, key=self._place)
+        return sorted(result if any_age else self.released(result), key=self._place)
+
+    def _dated_sources(self) -> list[Any]:
+        """Return the channels for the solver, without the records after the cutoff."""
+        return self._sources if self._cutoff is None else [_DatedChannel(self, url) for url in self._sources]
+
+    async def dated_records(self, source: str, subdir: Any, name: Any) -> list[RepoDataRecord]:
+        """Return the records of a package in one channel up to the cutoff."""
+        specs = [self._rattler.MatchSpec(name.normalized)]
+        answers = await self._gateway.query(
+            [source], [subdir], specs, recursive=False, channel_relations="disabled"
+        )
+        return self.released([record for answer in answers for record in answer])
+
+    def released(self, records: list[RepoDataRecord]) -> list[RepoDataRecord]:
+        """Return the records up to the cutoff. Records without a time are excluded."""
+        cutoff = self._cutoff
+        if cutoff is None:
+            return records
+        allowed = []
+        for record in records:
+            time, name = released_at(record), canonicalize_name(name_of(record))
+            if name in cutoff.allowed or self.true_address(record) in self._below:
+                allowed.append(record)
+            elif time is None:
+                self._undated.add(name_of(record))
+                continue
+            elif time <= cutoff.time:
+                allowed.append(record)
+            self._dated.add(name_of(record))
+        return allowed
+
+    def _no_time(self, name: str) -> LockError:
+        return LockError(
+            "upload-time-missing",
+            f"{self._target.name}: the channel has no timestamp for {name}, so its age is unknown",
+            hint=f'exempt the package: --exclude-newer "7 days except {name}"',
+        )
 
     async def names(self) -> list[str]:
         """Return the names of all packages of all channels."""
@@ -304,6 +369,26 @@ class CondaSolver:
         fault = self._channels.fault(text, self._target.channels)
         fault.message = f"{self._target.name}: {fault.message}"
         return fault
+
+
+class _DatedChannel:
+    """A channel for rattler's solver, without the records after the cutoff (protocol RepoDataSource)."""
+
+    def __init__(self, solver: CondaSolver, url: str) -> None:
+        self._solver = solver
+        self._url = url
+
+    async def fetch_package_records(self, platform: Any, name: Any) -> list[RepoDataRecord]:
+        return await self._solver.dated_records(self._url, platform, name)
+
+    def package_names(self, _platform: Any) -> list[str]:
+        return []  # only for a search of all names
+
+
+def released_at(record: RepoDataRecord) -> datetime | None:
+    """Return when a channel got a package, else when it was built; None if the record has neither."""
+    time = record.indexed_timestamp or record.timestamp
+    return time if time is None or time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def split_spec(text: str) -> tuple[str, str]:

@@ -17,12 +17,13 @@ import ssl
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import certifi
 
-from imagefactory.errors import UsageError, os_problem
+from imagefactory.errors import LockError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import (
     HttpSession,
@@ -35,6 +36,7 @@ from imagefactory.http import (
     sends_openly,
     without_login,
 )
+from imagefactory.model import Lock
 from imagefactory.settings.choices import SettingValue
 
 # Variables of the caller for uv: where its files are, which index, which certificates,
@@ -284,8 +286,8 @@ _SIMPLE = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 class IndexFile:
     """A file on a project's page. Values that the index lacks are empty.
 
-    `python` are its supported Python versions (`>=3.9`). `uploaded` is a day (`2026-11-23`), only with PEP
-    700.
+    `python` are its supported Python versions (`>=3.9`). `uploaded` is a time
+    (`2026-11-23T10:11:12.123456Z`), only with PEP 700.
     """
 
     filename: str
@@ -313,6 +315,41 @@ def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
     return web.request(page, parse, headers={"Accept": _SIMPLE})
 
 
+def upload_time(file: IndexFile) -> datetime | None:
+    """Return the time of upload, None if the index has none."""
+    try:
+        time = datetime.fromisoformat(file.uploaded)
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def files_before(name: str, files: Iterable[IndexFile], lock: Lock) -> tuple[IndexFile, ...]:
+    """Return the files of a project that the lock's cutoff allows.
+
+    Raises LockError for a file without a time of upload.
+    """
+    if lock.cutoff is None or name in lock.cutoff.allowed:
+        return tuple(files)
+    allowed = []
+    for file in files:
+        time = upload_time(file)
+        if time is None:
+            raise no_upload_time(lock, file.filename, name)
+        allowed += [file] if time <= lock.cutoff.time else []
+    return tuple(allowed)
+
+
+def no_upload_time(lock: Lock, filename: str, name: str) -> LockError:
+    """Return the error of an index without times of upload."""
+    return LockError(
+        "upload-time-missing",
+        f"{lock.target}: the index has no upload time for {filename}, so its age is unknown",
+        hint=f"use an index with upload times (PEP 700), or exempt the package: "
+        f'--exclude-newer "7 days except {name}"',
+    )
+
+
 def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
     try:
         return tuple(
@@ -322,7 +359,7 @@ def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
                 sha256=str(row["hashes"].get("sha256", "")),
                 yanked=row.get("yanked", False) is not False,
                 python=str(row.get("requires-python") or ""),
-                uploaded=str(row.get("upload-time") or "")[:10],
+                uploaded=str(row.get("upload-time") or ""),
             )
             for row in json.loads(text)["files"]
         )

@@ -64,7 +64,7 @@ def releases(name: str, files: Iterable[IndexFile], python: str) -> tuple[PypiRe
     for file in files:
         version = _version(name, file.filename)
         if version and not version.is_prerelease and not file.yanked and _begun(file.python, python):
-            days.setdefault(version, []).append(file.uploaded)
+            days.setdefault(version, []).append(file.uploaded[:10])
     rows = []
     for version in sorted(days):
         known = [day for day in days[version] if re.fullmatch(r"\d{4}-\d\d-\d\d", day)]

@@ -19,7 +19,7 @@ from imagefactory.errors import LockError, os_problem
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.lock.changes import FORMAT
 from imagefactory.model import Lock, LockedWheel
-from imagefactory.recipes.values import RULES
+from imagefactory.recipes.values import RULES, parse_stored_cutoff
 
 
 @lru_cache(maxsize=32)
@@ -42,8 +42,9 @@ def fitting_tags(python: str, platform: str) -> tuple[tags.Tag, ...]:
     platforms.append(f"linux_{machine}")
     major, _, minor_text = python.partition(".")
     version, interpreter = (int(major), int(minor_text)), f"cp{major}{minor_text}"
+    abi = interpreter + ("m" if version < (3, 8) else "")  # PEP 425: built with pymalloc
     return (
-        *tags.cpython_tags(version, abis=[interpreter], platforms=platforms),
+        *tags.cpython_tags(version, abis=[abi], platforms=platforms),
         *tags.compatible_tags(version, interpreter=interpreter, platforms=platforms),
     )
 
@@ -64,6 +65,7 @@ _HEADER = (  # in the file's order; each value must fully match
     ("packages:", r"[1-9][0-9]{0,4}"),
     ("to make it anew:", r"imagefactory lock [a-z0-9]+(?:[._-][a-z0-9]+)*"),
 )
+_CUTOFF = "# exclude-newer: "
 _WHEEL = re.compile(r"# wheel: ([A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl) ([1-9][0-9]{0,14})(?: from (\S+))?")
 _PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([A-Za-z0-9.+!_-]{1,100}) --hash=sha256:([0-9a-f]{64})")
 
@@ -81,6 +83,7 @@ def format_lock(lock: Lock) -> str:
         f"imagefactory lock {lock.target}",
     )
     lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
+    lines += [f"{_CUTOFF}{lock.cutoff}"] if lock.cutoff else []
     origins = dict(lock.origins)
     for wheel in lock.wheels:
         origin = f" from {origins[wheel.name]}" if wheel.name in origins else ""
@@ -123,9 +126,15 @@ def parse_lock(text: str, file: str) -> Lock:
     if lines[-1] != "":
         raise fault(len(lines) - 1, "the last line is incomplete")
 
+    first, cutoff = len(_HEADER), None
+    if lines[first].startswith(_CUTOFF):
+        cutoff = parse_stored_cutoff(lines[first].removeprefix(_CUTOFF))
+        if cutoff is None:
+            raise fault(first, f"expected '{_CUTOFF}TIME', found {_quote(lines[first])}")
+        first += 1
     wheels: list[LockedWheel] = []
     origins: list[tuple[str, str]] = []
-    for index in range(len(_HEADER), len(lines) - 1, 2):
+    for index in range(first, len(lines) - 1, 2):
         wheel, origin = _parse_wheel(lines[index : index + 2], index, fault)
         if fits_not := misfit(wheel, python, platform):
             raise fault(index, fits_not)
@@ -146,6 +155,7 @@ def parse_lock(text: str, file: str) -> Lock:
         solver=solver,
         wheels=tuple(wheels),
         origins=tuple(origins),
+        cutoff=cutoff,
     )
 
 

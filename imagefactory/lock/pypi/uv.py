@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Lock as ThreadLock
 
@@ -27,7 +28,14 @@ from imagefactory.http import HttpError, HttpSession, redact
 from imagefactory.lock import LockRequest, OutdatedPackage
 from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreachable_error
 from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
-from imagefactory.lock.pypi.index import IndexFile, PackageIndex, project_files
+from imagefactory.lock.pypi.index import (
+    IndexFile,
+    PackageIndex,
+    files_before,
+    no_upload_time,
+    project_files,
+    upload_time,
+)
 from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.no_wheel import NoWheelError, without_wheel, working_versions
 from imagefactory.lock.pypi.offers import (
@@ -57,7 +65,7 @@ from imagefactory.lock.pypi.unbuilt import (
     with_needs,
     without,
 )
-from imagefactory.model import Lock, LockedWheel, Target
+from imagefactory.model import Lock, LockedPackage, LockedWheel, Target
 from imagefactory.progress import Progress
 from imagefactory.recipes.values import package_of
 
@@ -117,6 +125,15 @@ def write_requirements(directory: Path, requirements: Iterable[str], lock: Lock,
     path = directory / "pyproject.toml"
     path.write_text(requirement_lines(text))
     return path
+
+
+def cutoff_options(lock: Lock) -> list[str]:
+    """Return uv's options for the lock's cutoff. uv excludes files of its second, we include them."""
+    if lock.cutoff is None:
+        return []
+    time = lock.cutoff.time + timedelta(seconds=1)
+    allowed = (f"--exclude-newer-package={name}=false" for name in lock.cutoff.allowed)
+    return [f"--exclude-newer={time:%Y-%m-%dT%H:%M:%SZ}", *allowed]
 
 
 def read_via(solution: str) -> dict[str, tuple[str, ...]]:
@@ -232,6 +249,7 @@ class UvLocker:
             solver=f"uv {self.require()}",
             wheels=(),
             origins=origins_of(target, parent_lock),
+            cutoff=request.cutoff,
         )
         return WheelRequest(
             lock=empty,
@@ -300,6 +318,7 @@ class UvLocker:
         A file is identified by its hash: a better wheel uploaded later changes nothing, and a yanked version
         is still found. Raises LockError for a file that the index no longer has or has changed.
         """
+        lock = replace(lock, cutoff=None)  # a locked file may be as new as it is
         offers = self.offers([f"{wheel.name}=={wheel.version}" for wheel in lock.wheels], lock)
         local = self._local_urls(lock)
         urls = {
@@ -352,6 +371,9 @@ class UvLocker:
             bounds = directory / "bounds.txt"
             bounds.write_text(requirement_lines(dict.fromkeys((*question.constraints, *question.given))))
             options = [f"--constraints={bounds}", *(f"--upgrade-package={name}" for name in question.update)]
+            if question.lock.cutoff:  # packages of the parent and of conda have their versions already
+                names = map(package_of, (*fixed, *question.given))
+                options += [f"--exclude-newer-package={name}=false" for name in dict.fromkeys(names)]
             options += [f"--find-links={links}" for links in (question.stubs, question.sdists) if links]
             if question.previous and not question.update_all:  # uv prefers versions of the file it replaces
                 pins = (f"{wheel.name}=={wheel.version}" for wheel in question.previous.wheels)
@@ -425,11 +447,14 @@ class UvLocker:
             [
                 *("pip", "compile", str(path), *options, f"--output-file={directory / out}", *_SOLVE),
                 *(("--no-sources",) if path.suffix == ".txt" else ()),
+                *cutoff_options(lock),
                 f"--python={self._python}",
                 f"--python-version={lock.python}",
                 f"--python-platform={machine}-manylinux_2_{self._minor(machine, glibc, lock.target)}",
             ]
         )
+        if lock.cutoff and (undated := re.search(r"`(\S+)` is missing an upload date", result.stderr)):
+            raise no_upload_time(lock, undated[1], package_of(undated[1].partition("-")[0]))
         if result.returncode != 0:
             raise explain_failure(lock, plain_uv_message(result.stderr), self._index)
         return (directory / out).read_text(), result.stderr
@@ -476,7 +501,8 @@ class UvLocker:
                 return ()
 
         with HttpSession(self._index) as web, ThreadPoolExecutor(8) as pool:
-            return dict(zip(pages, pool.map(read, pages.values()), strict=True))
+            files = zip(pages, pool.map(read, pages.values()), strict=True)
+            return {name: files_before(name, rows, lock) for name, rows in files}
 
     def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         try:
@@ -566,8 +592,18 @@ class UvLocker:
         pages = self._pages(wheels, lock)
         problem = f"{lock.target}: cannot read the page of a project"
         with self._web(problem) as web, ThreadPoolExecutor(8) as pool:
-            files = pool.map(lambda page: project_files(web, page), pages.values())
-            return dict(zip(pages, files, strict=True))
+            files = zip(pages, pool.map(lambda page: project_files(web, page), pages.values()), strict=True)
+            return {wheel: files_before(wheel.name, rows, lock) for wheel, rows in files}
+
+    def uploads(self, packages: Sequence[LockedPackage], lock: Lock, target: Target) -> dict[str, datetime]:
+        """Return the time of upload of each wheel by file name, where the index has it. Raises LockError."""
+        wheels = tuple(package for package in packages if isinstance(package, LockedWheel))
+        listed = self.listed(wheels, replace(lock, target=target.name, cutoff=None)) if wheels else {}
+        times = {
+            wheel: [upload_time(file) for file in files if file.filename == wheel.filename]
+            for wheel, files in listed.items()
+        }
+        return {wheel.filename: time for wheel, rows in times.items() for time in rows if time}
 
     def unavailable(self, lock: Lock) -> tuple[LockedWheel, ...]:
         """Return the wheels of `lock` that their index no longer has, by the pages of their projects.
@@ -644,7 +680,7 @@ class UvLocker:
         ]:
             options = ("--no-deps", "--no-annotate", "--emit-index-annotation")
             with _scratch() as directory:
-                text, _ = self._compile(directory, pins, replace(lock, origins=()), *options)
+                text, _ = self._compile(directory, pins, replace(lock, origins=(), cutoff=None), *options)
             pattern = r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)"
             matches: list[tuple[str, str]] = re.findall(pattern, text, re.MULTILINE)
             indexes |= {canonicalize_name(name): url.rstrip("/") for name, url in matches}

@@ -493,6 +493,10 @@ class FakeLocker:
         """Frameworks of which it has an older release that the package accepts."""
         self.torn = False
         """Whether the index stops answering after the first solution."""
+        self.declared = ""
+        """METADATA of the package."""
+        self.more: dict[Path, str] = {}
+        """What its extras pin."""
 
     def empty_lock(self, name: str, python: str, platform: str) -> Lock:
         machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
@@ -515,7 +519,13 @@ class FakeLocker:
 
     def located(self, request: WheelRequest) -> dict[LockedWheel, str]:
         self.solved.append(request)
-        return {locked(path): url for path, url in self.pinned.items()}
+        more = self.more if "[" in request.requirements[0] else {}
+        return {locked(path): url for path, url in {**self.pinned, **more}.items()}
+
+    def metadata(self, pin: str, lock: Lock) -> str:
+        assert pin == self.solved[-1].requirements[0]
+        assert lock == self.solved[-1].lock
+        return self.declared
 
 
 Index = Callable[..., FakeLocker]
@@ -627,6 +637,75 @@ def test_all_gpus_are_listed_without_a_question_about_one(look_up: Call, index: 
     assert (answers["8.0"], answers["12.0"], answers["9.0"]) == ("yes", "partly", "no")
     index(DEMO, demo=b"")
     assert json_of(look_up("demo==1", "--json"), "compat-scan")["cpu_only"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "extra"),
+    [
+        (('docs"', "cpu", "gpu"), "gpu"),
+        (("srt", "all"), "srt"),
+        (("cpu", "dev"), ""),
+        ((), ""),
+    ],
+)
+def test_the_extra_with_a_framework_is_added_if_nothing_else_has_gpu_code(
+    look_up: Call, index: Index, declared: tuple[str, ...], extra: str
+) -> None:
+    locker = index(DEMO, demo=b"", torch=OLD)
+    torch = next(path for path in locker.pinned if path.name.startswith("torch"))
+    locker.more = {torch: locker.pinned.pop(torch)}
+    needs = [f"Requires-Dist: torch ; extra == '{name}'" for name in declared]
+    locker.declared = "\n".join(["Metadata-Version: 2.1", "Name: demo", "Version: 1.0", *needs, "", ""])
+    said = look_up("demo==1.0", "--gpu", "RTX 3090", "--json")
+    value = json_of(said, "compat-scan-gpus")
+    assert (said.code, value["gpus"][0]["answer"]) == (0, "yes" if extra else "on the CPU")
+    asked = [f"demo[{extra}]==1.0"] if extra else []
+    assert [request.requirements[0] for request in locker.solved] == ["demo==1.0", *asked]
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "code"),
+    [("12.8.90", "12.8", ()), ("12.8.90", "12", ()), ("12.8.90", "12.6", ("cuda-not-on-index",))],
+)
+def test_a_build_for_another_cuda_is_not_answered(
+    look_up: Call, index: Index, tmp_path: Path, version: str, cuda: str, code: tuple[str, ...]
+) -> None:
+    locker = index(DEMO, demo=NEW)
+    runtime = make_wheel(tmp_path, "nvidia_cuda_runtime_cu12", {}, version=version)
+    locker.pinned[runtime] = runtime.as_uri()
+    said = look_up(*BLACKWELL, "--cuda", cuda)
+    assert (said.error_codes, said.code) == (code, errors.EXIT_UNKNOWN if code else 0)
+
+
+@pytest.mark.parametrize(("gpu", "answer"), [("Jetson Orin NX", "unknown"), ("V100", "no")])
+def test_a_build_for_cpus_is_no_answer_where_other_indexes_have_builds(
+    look_up: Call, index: Index, gpu: str, answer: str
+) -> None:
+    files = [f"torch-0.4-cp312-cp312-manylinux_2_28_{machine}.whl" for machine in ("x86_64", "aarch64")]
+    index(*files, torch_version="0.4", torch=b"")
+    value = json_of(look_up("torch==0.4", "--gpu", gpu, "--json"), "compat-scan-gpus")
+    assert value["gpus"][0]["answer"] == answer
+    said = look_up("torch==0.4", "--gpu", gpu, "--cuda", "9.0")
+    assert said.error_codes == ("cuda-not-on-index",)
+
+
+def test_a_failed_lookup_is_not_repeated(look_up: Call, index: Index) -> None:
+    index("demo-1.0.tar.gz", demo=NEW)
+    assert look_up(*BLACKWELL).error_codes == ("package-no-wheel",)
+    index(DEMO, demo=NEW)
+    assert look_up(*BLACKWELL).error_codes == ("package-no-wheel",)  # for an hour
+
+
+def test_a_package_on_a_framework_is_looked_up_although_a_table_knows_it(look_up: Call, index: Index) -> None:
+    """The table of vLLM does not know its torch, which has no code for the GPU."""
+    vllm = ("vllm==0.10.0", "--gpu", "H100", "--json")
+    assert json_of(look_up(*vllm, "--offline"), "compat")["rows"]
+    locker = index("vllm-0.10.0-cp38-abi3-manylinux_2_28_x86_64.whl", vllm=library(("sm_90",)), torch=OLD)
+    assert json_of(look_up(*vllm), "compat-scan-gpus")["gpus"][0]["answer"] == "no"
+    assert len(locker.solved) == 1
+    index("vllm-0.9.0.tar.gz", vllm=NEW)
+    said = look_up("vllm==0.9.1", *vllm[1:])  # not on the index: the table answers
+    assert json_of(said, "compat")["rows"]
 
 
 def test_offline_nothing_is_looked_up(look_up: Call, index: Index) -> None:

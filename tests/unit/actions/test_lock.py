@@ -10,22 +10,22 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 
 from imagefactory.actions import lock as stages_lock
-from imagefactory.actions.lock import LockResult, has_wheels, solve_target
+from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, release_cutoff, solve_target
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock import LockRequest, OutdatedPackage, export
 from imagefactory.lock.changes import content_hash
-from imagefactory.lock.conda import by_conda_lock
 from imagefactory.lock.debian import archive
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import PinnedVersions
-from imagefactory.model import DebianPackage, Lock, LockedWheel
+from imagefactory.model import DebianPackage, Lock, LockedWheel, ReleaseCutoff
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.views.images import format_relock
 from tests.made.command import Said
@@ -163,6 +163,35 @@ def test_what_a_rendered_file_lacks_is_told(place: Place) -> None:
     assert f"micromamba create -n NAME -f lockfiles/{target.name}.conda-lock.yml" in " ".join(err.split())
 
 
+def test_conda_lock_and_rattler_read_what_is_rendered(place: Place, tmp_path: Path) -> None:
+    import rattler
+
+    place.call("lock", "tiny-*")
+    target = place.factory.targets[0]
+    lock = read_lock(place.root / "lockfiles", target)
+    assert lock is not None
+    wheel = LockedWheel(
+        name="idna", version="3.7", filename="idna-3.7-py3-none-any.whl", sha256=hexed("w"), size=5
+    )
+    urls = {wheel.filename: f"https://f.example.org/{wheel.filename}"}
+    mixed = replace(lock, wheels=(wheel,))
+    archives = {package.url: package.sha256 for package in lock.conda}
+    content = export.read_back(lock, export.format_conda_lock_file(mixed, urls))
+    pairs = {package.url: package.hash.sha256 for package in content.package}
+    assert pairs == archives | {urls[wheel.filename]: wheel.sha256}
+    path = tmp_path / "pixi.lock"
+    path.write_text(export.format_pixi(mixed, urls, "https://pypi.org/simple"))
+    environment = rattler.LockFile.from_path(path).default_environment()
+    assert environment is not None
+    packages = environment.packages(environment.platforms()[0])
+    assert {Path(package.location.removeprefix("file://")).name for package in packages or ()} == {
+        url.rpartition("/")[2] for url in (*archives, *urls.values())
+    }
+    code, out, _ = place.call("lock", target.name, "--render", "pixi")
+    assert (code, out) == (0, export.format_pixi(lock, {}, ""))
+    assert place.call("lock", target.name, "--render", "pylock").error_codes == ("target-without-wheels",)
+
+
 def test_what_cannot_be_rendered_is_refused(place: Place) -> None:
     said = place.call("lock", "tiny-*", "--render", "env")
     assert (said.code, said.error_codes) == (5, ("lock-missing",))
@@ -179,13 +208,13 @@ def test_what_conda_lock_does_not_read_is_never_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were our writer to leave conda-lock's format, its models would say so before a file is there."""
-    asked, read_back = [], by_conda_lock.read_back
+    asked, read_back = [], export.read_back
 
     def broken(lock: Lock, text: str) -> object:
         asked.append(lock.target)
         return read_back(lock, text.replace("  optional: false", "  optional: perhaps", 1))
 
-    monkeypatch.setattr(by_conda_lock, "read_back", broken)
+    monkeypatch.setattr(export, "read_back", broken)
     said = place.call("lock", "tiny-*")
     code, _, err = said
     assert said.error_codes == ("conda-lock-rejected",)
@@ -650,3 +679,81 @@ def test_whether_some_python_has_a_wheel_of_a_release(place: Place) -> None:
     base = place.factory.base_of(target)
     found = [has_wheels(Index(), target, base, pin) for pin in ("x", "x==1.0", "x==1.1", "x==1.2", "x==1.3")]  # type: ignore[arg-type]
     assert found == [True, False, True, True, False]
+
+
+NEWER = ("numpy 1.27.0 py311h0_0", ("python >=3.11,<3.12.0a0",))
+
+
+def test_a_young_release_is_excluded_with_its_age_until_it_is_let_through(place: Place) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    code, out, _ = place.call("lock", "tiny-*", "--exclude-newer", "7 days", "--json")
+    row = json.loads(out)["results"][0]
+    (outdated,) = row["outdated"]
+    assert (code, outdated["name"], outdated["locked"], outdated["newest"]) == (
+        0,
+        "numpy",
+        "1.26.4",
+        "1.27.0",
+    )
+    assert datetime.now(UTC) - datetime.fromisoformat(outdated["uploaded"]) > timedelta(days=2)
+    (target,) = place.factory.targets
+    before = read_lock(place.root / "lockfiles", target)
+    assert before
+    assert before.cutoff
+    assert str(before.cutoff) == row["exclude_newer"]
+    assert place.call("lock", "tiny-*", "--exclude-newer", row["exclude_newer"])[0] == 0  # the same date
+    assert read_lock(place.root / "lockfiles", target) == before
+    assert place.call("lock", "tiny-*", "-P", "numpy", "--exclude-newer", "7 days except numpy")[0] == 0
+    after = read_lock(place.root / "lockfiles", target)
+    assert after
+    assert after.cutoff
+    assert after.cutoff.allowed == ("numpy",)
+    assert next(package.version for package in after.conda if package.name == "numpy") == "1.27.0"
+    assert place.states() == {"tiny-2.3-cu121": "ok"}
+
+
+def test_a_long_list_of_young_releases_is_cut() -> None:
+    rows = tuple(
+        OutdatedPackage(
+            name=f"p{n}", locked="1", newest="2", reason="why", accept="", named=False, uploaded="2026"
+        )
+        for n in range(13)
+    )
+    lines = format_relock(LockResult(target=TARGET, before=LOCK, after=LOCK, behind=rows)).splitlines()
+    assert (len(lines), lines[-1].split()[:3]) == (12, ["!", "and", "3"])
+
+
+def test_a_recipe_that_needs_a_young_release_is_told_which(place: Place) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    place.ask('"numpy 1.27.*"')
+    code, _, err = place.call("lock", "tiny-*", "--exclude-newer", "7 days")
+    assert code == 5
+    assert "numpy 1.27.0 (2 days old)" in " ".join(err.split())
+
+
+def test_the_cooldown_of_a_recipe_and_the_setting(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    monkeypatch.setenv("IMAGEFACTORY_COOLDOWN", "1 day")
+    recipe = place.root / "recipes" / "tiny.yaml"
+    recipe.write_text(f"{recipe.read_text()}    cooldown: 1 week\n")
+    assert place.call("lock", "tiny-*")[0] == 0
+    (target,) = place.factory.targets
+    lock = read_lock(place.root / "lockfiles", target)
+    assert lock
+    assert lock.cutoff
+    assert timedelta(days=7) <= datetime.now(UTC) - lock.cutoff.time < timedelta(days=8)
+    recipe.write_text(recipe.read_text().replace("    cooldown: 1 week\n", ""))
+    assert place.states() == {"tiny-2.3-cu121": "stale"}
+
+
+def test_without_an_upgrade_the_date_never_goes_back(place: Place) -> None:
+    (target,) = place.factory.targets
+    late = ReleaseCutoff(time=datetime(2030, 1, 1, tzinfo=UTC), allowed=("numpy", "torch"))
+    before = replace(LOCK, cutoff=late)
+    kept = release_cutoff(place.factory, target, before, LockOptions(update=("numpy",)))
+    assert kept == replace(late, allowed=("torch",))
+    assert release_cutoff(place.factory, target, before, LockOptions(update_all=True)) is None
+    assert release_cutoff(place.factory, target, before, LockOptions(exclude_newer="0 days")) is None
+    cooled = replace(target, cooldown="1 day except scipy")
+    both = release_cutoff(place.factory, cooled, before, LockOptions())
+    assert both == replace(late, allowed=("numpy", "scipy", "torch"))

@@ -87,6 +87,27 @@ def test_the_time_of_a_run_that_ended(
     assert "#SBATCH --time=0-03:00:00" in Path(f"{NAME}.sbatch").read_text()
 
 
+def test_a_job_for_pyxis_by_option_or_setting(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = person_at(capsys, tmp_path, monkeypatch)
+    join_site(tmp_path)
+    words = ("job", "write", NAME, "--site", "slurm")
+    call(*words, "--container", "pyxis")
+    script = Path(f"{NAME}.sbatch")
+    assert "--container-image='docker://" in script.read_text()
+    call(*words, "--force")
+    assert "apptainer exec" in script.read_text()
+    monkeypatch.setenv("IMAGEFACTORY_CONTAINER", "pyxis")
+    call(*words, "--force")
+    assert "--container-image='docker://" in script.read_text()
+    assert call(*words, "--image-format", "oras", code=2).error_codes == ("image-type-unsupported",)
+    said = call("job", "write", NAME, "--site", "generic", "--container", "pyxis", code=2)
+    assert said.error_codes == ("option-conflict",)
+    monkeypatch.setenv("IMAGEFACTORY_CONTAINER", "podman")
+    assert call(*words, code=2).error_codes == ("setting-invalid",)
+
+
 def test_of_several_gpus_it_is_told_whether_a_verdict_speaks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

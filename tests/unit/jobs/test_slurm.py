@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 from imagefactory.errors import ImagefactoryError
 from imagefactory.jobs.slurm import format_reach, request_gpus, write_slurm
 from imagefactory.schedulers.pool import ImageKind, Inventory
+from imagefactory.schedulers.sites import Site, find_site
 from imagefactory.schedulers.sizes import GB
 from imagefactory.schedulers.slurm.nodes import parse_nodes
+from imagefactory.settings.choices import PYXIS
 from tests.made.offers import job_spec
 
 UUID, MIG = "GPU-11111111-2222-3333-4444-555555555555", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9"
@@ -110,6 +113,7 @@ def run_script(
     """Runs a script as a node would, with programs that tell how they were called."""
     programs = {
         "apptainer": 'printf "%s\\n" "$@"',
+        "srun": 'echo "PYTHONNOUSERSITE=$PYTHONNOUSERSITE"; printf "%s\\n" "$@"',
         "nvidia-smi": f"""case $1 in
 -L) cat <<'END'
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: {UUID})
@@ -148,6 +152,34 @@ def test_the_program_runs_in_the_image_with_its_arguments(tmp_path: Path) -> Non
     address = job_spec(site="slurm").image.address
     assert output.splitlines() == [*start, address, "./train.sh", *words]
     assert "@sha256:" in address
+
+
+def pyxis_site() -> Site:
+    return replace(find_site("slurm"), container=PYXIS, kinds=(ImageKind.DOCKER,))
+
+
+def test_pyxis_starts_the_program_in_the_image_by_digest(tmp_path: Path) -> None:
+    words = ("--name", "it's $HOME", "")
+    job = replace(job_spec(site="slurm", kind=ImageKind.DOCKER, arguments=words, cpus=8), site=pyxis_site())
+    (text,) = write_slurm(job).values()
+    code, output = run_script(tmp_path, text)
+    assert code == 0, output
+    host, _, path = job.image.address.removeprefix("docker://").partition("/")
+    assert output.splitlines() == [
+        "PYTHONNOUSERSITE=1",
+        "--ntasks=1",
+        "--cpus-per-task=8",
+        f"--container-image=docker://{host}#{path}",
+        f"--container-mounts={tmp_path}:{tmp_path}",
+        f"--container-workdir={tmp_path}",
+        "--no-container-mount-home",
+        "--no-container-entrypoint",
+        *("sh", "-c", 'export PATH="/opt/env/bin:$PATH"; exec "$@"', "sh"),
+        "./train.sh",
+        *words,
+    ]
+    assert "@sha256:" in path
+    assert "apptainer" not in text
 
 
 def test_each_run_of_a_sweep_has_its_values_and_its_folder(tmp_path: Path) -> None:

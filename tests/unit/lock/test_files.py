@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ from imagefactory.lock.files import (
     write_unsolvable,
 )
 from imagefactory.lock.pypi.requirements import format_lock
-from imagefactory.model import BaseLock, DebianPackage, Lock, LockedWheel
+from imagefactory.model import BaseLock, DebianPackage, Lock, LockedWheel, ReleaseCutoff
 from tests.made.conda_lock import BASE, LOCK, PYTORCH, TARGET
 from tests.made.errors import fails
 from tests.made.values import FORGE, hexed, make_conda, make_lock, make_target
@@ -742,3 +743,19 @@ def test_what_a_partial_clone_lacks_is_not_fetched(folder: Path) -> None:
     ran.unlink()
     assert former_locks(folder, [make_target()]) == {}
     assert not ran.exists()
+
+
+def test_a_pair_keeps_its_cutoff_in_the_conda_file(tmp_path: Path) -> None:
+    cutoff = ReleaseCutoff(time=datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC), allowed=("einops",))
+    for lock in (replace(LOCK, cutoff=cutoff), replace(MIXED, cutoff=cutoff)):
+        write_lock(tmp_path, lock)
+        assert read_lock(tmp_path, TARGET) == lock
+    text = format_conda_lock(replace(LOCK, cutoff=cutoff))
+    with fails("lock-malformed"):
+        parse_conda_lock(text.replace("04:05:06Z", "4:05"), "x")
+
+
+def test_a_cooldown_is_part_of_the_content_hash_only_if_it_is_set() -> None:
+    hashes = {content_hash(replace(TARGET, cooldown=text), BASE, None) for text in ("", "7 days", "8 days")}
+    assert len(hashes) == 3
+    assert content_hash(TARGET, BASE, None) in hashes

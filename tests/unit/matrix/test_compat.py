@@ -169,7 +169,6 @@ def test_an_unknown_release_is_neither_yes_nor_no(
     Path("gpus.yaml").write_text("- {name: V100}\n")
     said = call("torch==9.9", *options)
     assert (said.code, said.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
-    assert ("--cover" not in options) or releases("torch")[0].question.version in said.err
     assert call("torch==9.9", "torch==2.6").code == 0
 
 
@@ -286,10 +285,26 @@ def test_forward_compatibility_is_named_on_data_center_gpus(call: Call) -> None:
 
 
 def test_an_unknown_answer_names_the_next_step(call: Call) -> None:
-    answer = call("tensorflow==2.18", "--cuda", "12.5", "--gpu", "GH200", "--json")
-    (row,) = json.loads(answer.out)["rows"]
+    answer = call("tensorflow==2.18", "tensorflow==2.19", "--cuda", "12.5", "--gpu", "GH200", "--json")
+    fixes = [row["fix"] for row in json.loads(answer.out)["rows"]]
     assert answer.code == errors.EXIT_UNKNOWN
-    assert "imagefactory compat tensorflow==2.18.1" in row["fix"]
+    assert any("imagefactory compat tensorflow==2.18.1" in fix for fix in fixes)
+
+
+def test_releases_with_the_same_answers_share_a_row(call: Call) -> None:
+    few, every = call("cupy==13.4").out, call("cupy==13.4", "--all").out
+    assert "11.2 to 11.7" in few
+    assert len(every.splitlines()) - len(few.splitlines()) > 10
+    assert "12.0 to 12.9" in call("cupy==13.4", "--gpu", "V100").out
+
+
+def test_a_cover_does_not_look_up_a_package(call: Call, tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus.yaml"
+    gpus.write_text("- name: V100\n")
+    for names in (["vllm==0.13.0"], ["vllm==0.13.0", "torch==2.5"]):
+        answer = call("--cover", str(gpus), *names)
+        assert (answer.code, answer.error_codes) == (errors.EXIT_UNKNOWN, ("release-unknown",))
+        assert "--gpu" in answer.err
 
 
 def contents_of(source: str, version: str, *codes: str, cuda: str = "12.1") -> ScanResult:

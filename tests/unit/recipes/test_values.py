@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from imagefactory.recipes.bases import BASES_FILE, parse_bases
 from imagefactory.recipes.read import read_bases
 from imagefactory.recipes.recipe import parse_recipe
 from imagefactory.recipes.values import CondaSpec, channel_address, channel_name, parse_spec
+from tests.made.errors import fails
 from tests.made.schema import FOLDER, schema, schema_accepts
 
 SPELLINGS = [
@@ -461,3 +463,45 @@ def test_faults_of_these_are_refused_by_both(text: str, old: str, new: str) -> N
     assert changed != text
     assert not parser_accepts(changed)
     assert not schema_accepts(changed)
+
+
+NOW = datetime(2026, 11, 28, 10, 30, 15, 250, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("7 days", "2026-11-21T10:30:15Z"),
+        ("1 week except Torch, my_lab", "2026-11-21T10:30:15Z except my-lab, torch"),
+        ("12 hours", "2026-11-27T22:30:15Z"),
+        ("0 days", "None"),
+        ("2026-11-01", "2026-11-01T23:59:59Z"),
+        ("2026-11-01T01:02:03Z except numpy", "2026-11-01T01:02:03Z except numpy"),
+    ],
+)
+def test_the_cutoff_of_an_age_a_date_and_a_time(text: str, stored: str) -> None:
+    cutoff = values.parse_cutoff(text, NOW)
+    assert str(cutoff) == stored
+    assert values.parse_stored_cutoff(stored) == cutoff
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "7", "7 days except", "2026-13-01", "20261101", "1 year", "-1 days"]
+)
+def test_what_is_no_cutoff_is_refused(text: str) -> None:
+    with fails("cutoff-invalid"):
+        values.parse_cutoff(text, NOW)
+
+
+def test_the_longest_cooldown_applies_with_all_exceptions() -> None:
+    cooldown = values.longest_cooldown(["3 days except numpy", "", "1 week except torch"])
+    assert (cooldown.age, cooldown.allowed) == (timedelta(days=7), ("numpy", "torch"))
+
+
+def test_a_cooldown_of_a_family_and_of_a_row_is_accepted_by_both() -> None:
+    text = RECIPE.replace("{A: b}", "{A: b}\ncooldown: 7 days") + "    cooldown: 2 weeks except torch\n"
+    assert schema_accepts(text)
+    assert parser_accepts(text)
+    wrong = text.replace("7 days", "a week")
+    assert not schema_accepts(wrong)
+    assert not parser_accepts(wrong)

@@ -193,6 +193,8 @@ def test_the_search_is_the_same_without_the_c_library(monkeypatch: pytest.Monkey
         streams.FATBIN[:6] + b"\x11\0" + bytes(64),  # another header size
         # machine code that writes a header, as NVIDIA's own tools have it
         streams.FATBIN + bytes.fromhex("c745780000803f48894500488b451848c785800000000000") * 3,
+        # the same with a size that ends within the file, where no container begins
+        b"\x48\xb8" + streams.FATBIN + bytes.fromhex("5000000000000000") + b"\x48\x89\x45\x08" * 30,
         streams.BUNDLE + b"\0%s: not a bundle\0" + b"text of a tool" * 10,
         streams.BUNDLE,
         b"CCOB\x04\0\x01\0" + bytes(64),
@@ -360,9 +362,9 @@ TWO = module("sm_80", "sm_90")
 @pytest.mark.parametrize(
     ("data", "damage"),
     [
-        (bent(TWO, "<Q", 8, len(TWO)), "a fat binary ends at 0x16c, past the end of the file"),
-        (bent(TWO, "<Q", 8, 2**64 - 1), "a fat binary ends at 0x100000000000000cb"),
-        (TWO[:-1], "a fat binary ends at 0x15c, past the end of the file"),
+        (bent(TWO, "<Q", 8, len(TWO)), "a fat binary ends at 0x170, past the end of the file"),
+        (bent(TWO, "<Q", 8, 2**64 - 1), "a fat binary ends at 0x100000000000000cf"),
+        (TWO[:-1], "a fat binary ends at 0x160, past the end of the file"),
         (bent(TWO, "<Q", 8, 80), "the header of an entry in a fat binary is truncated"),
         (
             bent(TWO, "<I", 16 + 4, 2**32 - 1),
@@ -384,7 +386,7 @@ TWO = module("sm_80", "sm_90")
     ],
 )
 def test_damage_names_its_offset_and_keeps_what_was_before(data: bytes, damage: str, filed: Scan) -> None:
-    before = b"\1" * 100 + module("sm_70")
+    before = b"\1" * 104 + module("sm_70")
     found = filed(before + data)
     assert modules(found) == {("sm_70",): 1}
     offset, _, text = found.damage.partition(": ")

@@ -15,7 +15,7 @@ from imagefactory.settings.sources import MEANINGS, REASONS, find_restricted, ke
 from tests.made.trusted import write_settings
 
 ROOT = Path(__file__).parents[3]
-FREE = {"codec", "site"}
+FREE = {"codec", "container", "site"}
 """Nothing here names a program, a path, a server or a key, or loosens a check."""
 
 
@@ -27,9 +27,9 @@ def names() -> set[str]:
 def value_of(name: str) -> str:
     if name in TABLES:
         return f"[{name}]\n{TABLES[name]}\n"
-    return {"trust": "[[trust]]\n", "policy": "[policy]\n", "codec": 'codec = "gzip"\n'}.get(
-        name, f'{name} = "chtc"\n'
-    )
+    rows = {"trust": "[[trust]]\n", "policy": "[policy]\n", "codec": 'codec = "gzip"\n'}
+    rows["container"] = 'container = "pyxis"\n'
+    return rows.get(name, f'{name} = "chtc"\n')
 
 
 def test_every_setting_has_a_class_and_a_meaning() -> None:

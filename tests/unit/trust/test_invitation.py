@@ -47,7 +47,12 @@ def test_what_is_written_is_read() -> None:
     late = replace(LAB_KEY, until=datetime(2026, 12, 1, 12, tzinfo=UTC), evidence=("local", "kit"))
     bare = Invitation(catalog="/shared/catalog.json", site="generic", sif_folder="", keys=(late,))
     assert parse_invitation(format_invitation(bare).encode(), "x") == bare
-    assert "sif-folder" not in format_invitation(bare)
+    assert not {"sif-folder", "container"} & {*tomllib.loads(format_invitation(bare))}
+    by_pyxis = replace(bare, site="slurm", container="pyxis")
+    assert parse_invitation(format_invitation(by_pyxis).encode(), "x") == by_pyxis
+    assert tomllib.loads(joined("", by_pyxis).text)["container"] == "pyxis"
+    with fails("setting-invalid"):
+        format_invitation(replace(bare, container="podman"))
 
 
 def test_the_keys_are_those_that_are_believed_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.slurm.nodes import parse_nodes
+from imagefactory.settings.choices import PYXIS
 from imagefactory.trust.catalog import CatalogImage, ImageOffer
 from tests.made.offers import (
     IMAGE,
@@ -121,6 +123,15 @@ def test_what_is_written_stands_its_own_check(
         checked = check(script, offered=offered, inventory=inventory)
         assert checked.all_findings == (), format_check(checked)
     assert checked.jobs[0].count == (len(job.rows) or 1)
+    assert checked.jobs[0].target == IMAGE.target
+
+
+def test_what_is_written_for_pyxis_stands_it_too() -> None:
+    site = replace(find_site("slurm"), container=PYXIS)
+    offered = offer(verdict("8.0"))
+    (script,) = write_slurm(replace(job_spec(site="slurm", offered=offered), site=site)).values()
+    checked = check(script, offered=offered)
+    assert checked.all_findings == (), format_check(checked)
     assert checked.jobs[0].target == IMAGE.target
 
 

@@ -104,7 +104,7 @@ def index(root: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     made = Index(ROOT)
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: made)
     monkeypatch.setattr(stages_watch, "uv_locker", lambda *_: made)
-    monkeypatch.setattr(stages_watch, "conda_locker", lambda _: SimpleNamespace(builds=lambda _: ()))
+    monkeypatch.setattr(stages_watch, "conda_locker", lambda _: SimpleNamespace(builds=lambda *_: ()))
     monkeypatch.setenv("IMAGEFACTORY_STORE", str(root / "store"))
     return made
 
@@ -200,7 +200,7 @@ def test_of_a_conda_family_releases_cudas_and_pythons_are_told(
         build("0.8.1", "12.9", "3.12"),
         build("0.9.0", "12.9", "3.14"),
     )
-    channels = SimpleNamespace(builds=lambda _: builds)
+    channels = SimpleNamespace(builds=lambda *_: builds)
     monkeypatch.setattr(stages_watch, "conda_locker", lambda _: channels)
     (news,) = json_of(ask("jax-conda", "--json"), "recipe-outdated")["results"]
     assert [(one["series"], one["release"], one["pythons"]) for one in news["releases"]] == [

@@ -15,7 +15,9 @@ from imagefactory.extras.nightly.outdated import (
     commit_message,
     format_news,
     github_lines,
+    news_json,
 )
+from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.changes import VersionChange
 from imagefactory.model import BaseLock
 from tests.made.values import make_base, make_lock, make_target
@@ -102,3 +104,13 @@ def test_a_lock_of_the_same_packages_is_said_to_be_that() -> None:
     news = replace(UnitNews(unit=UNIT), locks=(locked("a"),))
     assert "the same packages, locked again in a" in format_news(news)
     assert commit_message(news).startswith("Re-lock pytorch: 0 packages move") is False
+
+
+def test_what_the_cooldown_excludes_is_news_but_changes_nothing() -> None:
+    row = OutdatedPackage(
+        name="torch", locked="2.3", newest="2.4", reason="why", accept="", named=False, uploaded="2026-11-26"
+    )
+    news = UnitNews(unit=UNIT, excluded=(row,))
+    assert format_news(news).splitlines()[1].split() == f"cooldown {row}".split()
+    assert (commit_message(news), github_lines([news])) == ("", 'families={"include":[]}')
+    assert news_json(news, "", [])["excluded"] == [row.as_json()]

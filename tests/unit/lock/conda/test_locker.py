@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.explain import shortened
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import virtual_packages
-from imagefactory.model import Lock, Target
+from imagefactory.model import Lock, ReleaseCutoff, Target
 from imagefactory.progress import QuietProgress
 from imagefactory.recipes.values import CHANNEL_ROOT
 from tests.made.errors import fails
@@ -559,3 +561,66 @@ def test_records_made_here_are_read_as_written(site: Site) -> None:
     site.write(*RUNTIME)
     data = json.loads((site.folder / "conda-forge/linux-64/repodata.json").read_text())
     assert len(data["packages.conda"]) == len(RUNTIME)
+
+
+# --- releases after a cutoff ---------------------------------------------------------------------
+
+OLD, YOUNG = 1_700_000_000_000, 1_760_000_000_000
+CUTOFF = ReleaseCutoff(time=datetime(2025, 1, 1, tzinfo=UTC))
+TWO_LIBS = (
+    record("lib", "1.0", "python >=3.11,<3.12.0a0"),
+    record("lib", "2.0", "python >=3.11,<3.12.0a0", timestamp=YOUNG),
+)
+
+
+def test_a_record_after_the_cutoff_is_not_locked_but_by_name(site: Site) -> None:
+    site.write(*RUNTIME, *TWO_LIBS)
+    asked = target("tiny", "lib")
+    assert pins(site.lock(asked))["lib"] == "2.0"
+    lock = site.lock(asked, cutoff=CUTOFF)
+    assert (pins(lock)["lib"], lock.cutoff) == ("1.0", CUTOFF)
+    allowed = replace(CUTOFF, allowed=("lib",))
+    assert pins(site.lock(asked, cutoff=allowed))["lib"] == "2.0"
+    assert pins(site.lock(asked, lock, "lib", cutoff=CUTOFF))["lib"] == "1.0"
+    assert pins(site.lock(asked, lock, "lib", cutoff=allowed))["lib"] == "2.0"
+
+
+def test_the_day_of_the_index_counts_before_the_day_of_the_build(site: Site) -> None:
+    late = record("lib", "2.0", "python >=3.11,<3.12.0a0", indexed_timestamp=YOUNG)
+    site.write(*RUNTIME, TWO_LIBS[0], late)
+    assert pins(site.lock(target("tiny", "lib"), cutoff=CUTOFF))["lib"] == "1.0"
+
+
+def test_a_locked_package_after_the_cutoff_goes_and_its_age_is_known(site: Site) -> None:
+    site.write(*RUNTIME, *TWO_LIBS)
+    asked = target("tiny", "lib")
+    before = site.lock(asked)
+    after = site.lock(asked, before, cutoff=CUTOFF)
+    assert (pins(before)["lib"], pins(after)["lib"]) == ("2.0", "1.0")
+    young = [package for package in before.conda if package.name == "lib"]
+    assert site.locker.uploads(young, before, asked) == {
+        "lib-2.0-0.conda": datetime.fromtimestamp(YOUNG / 1000, UTC)
+    }
+
+
+def test_packages_of_the_parent_stay_at_any_age(site: Site) -> None:
+    site.write(*RUNTIME, *TWO_LIBS, record("more", "1"))
+    below = site.lock(target("tiny", "lib"))
+    lock = site.lock(target("tiny", "lib", "more", on="tiny-1-cu121"), under=below, cutoff=CUTOFF)
+    assert (pins(lock)["lib"], pins(lock)["more"]) == ("2.0", "1")
+
+
+def test_a_channel_without_times_is_an_error_for_what_is_asked_by_name(site: Site) -> None:
+    site.write(*RUNTIME, record("bare", "1", timestamp=None), *TWO_LIBS)
+    with fails("upload-time-missing"):
+        site.lock(target("tiny", "bare"), cutoff=CUTOFF)
+    assert pins(site.lock(target("tiny", "bare"), cutoff=replace(CUTOFF, allowed=("bare",))))["bare"] == "1"
+
+
+def test_strict_priority_counts_only_channels_with_old_releases(site: Site) -> None:
+    site.write(*RUNTIME)
+    site.write(record("lib", "9.0", "python >=3.11,<3.12.0a0", timestamp=YOUNG), channel="lab")
+    site.write(*RUNTIME, *TWO_LIBS)
+    asked = target("tiny", "lib", channels=(f"{CHANNEL_ROOT}/lab", f"{CHANNEL_ROOT}/conda-forge"))
+    assert pins(site.lock(asked))["lib"] == "9.0"
+    assert pins(site.lock(asked, cutoff=CUTOFF))["lib"] == "1.0"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from imagefactory.http import HttpSession, RejectedError
-from imagefactory.lock.pypi.index import IndexFile, PackageIndex, _parse_json, project_files
+from imagefactory.lock.pypi.index import IndexFile, PackageIndex, _parse_json, files_before, project_files
+from imagefactory.model import ReleaseCutoff
+from tests.made.errors import fails
+from tests.made.values import make_lock
 
 PAGE = """<!DOCTYPE html><html><body>
 <a href="demo-1.0.tar.gz#sha256=AB12" data-requires-python="&gt;=3.9">demo-1.0.tar.gz</a>
@@ -40,8 +44,26 @@ def test_a_page_of_json() -> None:
         sha256="ab",
         yanked=True,
         python=">=3.9",
-        uploaded="2026-11-23",
+        uploaded="2026-11-23T10:00:00.1Z",
     )
     assert (bare.yanked, bare.python, bare.uploaded) == (False, "", "")
     with pytest.raises(RejectedError, match="PEP 691"):
         _parse_json("{}", "https://i.example/simple/demo/")
+
+
+def test_files_after_the_cutoff_are_left_out_and_one_without_a_time_is_an_error() -> None:
+    def file(name: str, uploaded: str) -> IndexFile:
+        return IndexFile(filename=name, url="", sha256="", uploaded=uploaded)
+
+    old, new = (
+        file("demo-1.0.tar.gz", "2026-11-20T23:59:59.9Z"),
+        file("demo-2.0.tar.gz", "2026-11-21T00:00:01Z"),
+    )
+    bare = file("demo-3.0.tar.gz", "")
+    cutoff = ReleaseCutoff(time=datetime(2026, 11, 21, tzinfo=UTC), allowed=("free",))
+    lock = make_lock(cutoff=cutoff)
+    assert files_before("demo", (old, new), lock) == (old,)
+    assert files_before("free", (old, new, bare), lock) == (old, new, bare)
+    assert files_before("demo", (old, bare), make_lock()) == (old, bare)
+    with fails("upload-time-missing"):
+        files_before("demo", (old, bare), lock)

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.facts import check_facts, cuda_version, rocm_builds
 from imagefactory.lock.pypi.index import PackageIndex, find_index
 from imagefactory.lock.pypi.requirements import fitting_tags, format_lock, parse_lock, read_lock
-from imagefactory.model import BaseSpec, Lock, LockedWheel, SourceLocation, Target
+from imagefactory.model import BaseSpec, Lock, LockedWheel, ReleaseCutoff, SourceLocation, Target
 from imagefactory.settings.choices import SettingValue
 from tests.made.errors import fails
 from tests.made.values import make_base, make_lock, make_target
@@ -220,6 +221,8 @@ def test_reading_and_writing(tmp_path: Path) -> None:
 
 
 def test_tags_are_those_of_an_installer() -> None:
+    old = {str(tag) for tag in fitting_tags("3.7", "manylinux_2_36_x86_64")}
+    assert "cp37-cp37m-manylinux1_x86_64" in old
     best = [str(tag) for tag in fitting_tags("3.11", "manylinux_2_36_x86_64")]
     assert best[0] == "cp311-cp311-manylinux_2_36_x86_64"
     assert best[-1] == "py30-none-any"
@@ -489,3 +492,14 @@ def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
             check_facts(replace(LOCK, wheels=(*plain, plugin)), replace(target, cuda=asked))
         assert asked.removeprefix("rocm") in caught.value.message
         assert 'write rocm: ["7"] at' in caught.value.hint
+
+
+def test_a_lock_keeps_its_cutoff_and_no_other_spelling_of_it() -> None:
+    cutoff = ReleaseCutoff(time=datetime(2026, 11, 21, 4, 5, 6, tzinfo=UTC), allowed=("numpy", "torch"))
+    lock = replace(LOCK, cutoff=cutoff)
+    text = format_lock(lock)
+    assert "\n# exclude-newer: 2026-11-21T04:05:06Z except numpy, torch\n# wheel: " in text
+    assert parse_lock(text, "x") == lock
+    for wrong in ("2026-11-21", "7 days", "2026-13-21T04:05:06Z", "2026-11-21T04:05:06Z except Torch"):
+        with fails("lock-malformed", message="x:9: "):
+            parse_lock(text.replace("2026-11-21T04:05:06Z except numpy, torch", wrong), "x")
