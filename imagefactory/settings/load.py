@@ -225,7 +225,7 @@ It is not a setting, since `config` prints settings.
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The bundled recipes and locks: links in a checkout, files in a wheel."""
-DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder")
+DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder", "sources")
 """Settings that can be paths. Relative paths start at the file that sets them."""
 
 
@@ -273,6 +273,7 @@ class Settings:
     debian_mirror: SettingValue
     debian_snapshot: SettingValue
     channels: SettingValue
+    sources: SettingValue
     solver: SettingValue
     cooldown: SettingValue
     codec: SettingValue
@@ -312,6 +313,10 @@ class Settings:
     @property
     def cache_path(self) -> Path:
         return Path(self.cache.value)
+
+    @property
+    def sources_path(self) -> Path | None:
+        return Path(self.sources.value) if self.sources.value else None
 
     @property
     def worker_count(self) -> int:

@@ -24,6 +24,7 @@ REASONS = {
     "debian-mirror": "it decides which servers are queried",
     "debian-snapshot": "it decides which servers are queried",
     "channels": "it decides which servers are queried, or which directories are read",
+    "sources": "it decides which files count as packages of Debian",
     "solver": "a program to run",
     "cooldown": "it decides which releases are accepted",
     "codec": "",
@@ -135,6 +136,11 @@ MEANINGS = {
     "channels": (
         "none",
         'a table, `"conda-forge" = "https://..."` or a directory that replaces a conda channel',
+    ),
+    "sources": (
+        "none",
+        "a directory that `image export --format sources` wrote: builds look there first, and need no "
+        "mirror, index or channel for its files",
     ),
     "solver": (
         "`rattler`",
