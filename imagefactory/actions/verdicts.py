@@ -153,7 +153,7 @@ def count_valid(access: Access, repo: StoreRepository, now: datetime) -> Callabl
     def count(digest: str) -> int:
         if repo.store.manifest(repo.repository, digest) is None:
             return 0  # an index lists it, and it is missing
-        if not repo.store.referrers(repo.repository, digest, VERDICT_TYPE):
+        if not repo.store.referrers(repo.repository, digest, VERDICT_TYPE, BUNDLE_TYPE):
             return 0
         return sum(
             result.proves for result in find_in(access, repo, read_subject(repo, digest), policy).judged

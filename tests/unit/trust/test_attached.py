@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from sigstore_models.bundle.v1 import Bundle
 
-from imagefactory.actions.verdicts import verdict_statements
+from imagefactory.actions import verdicts as actions_verdicts
+from imagefactory.actions.verdicts import count_valid, verdict_statements
 from imagefactory.errors import RegistryError, StatementError
 from imagefactory.oci.candidates import BUNDLE_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
 from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, StoreRepository, artifact_of
@@ -567,3 +568,16 @@ def test_bundles_are_attached_if_the_setting_says_so(tmp_path: Path, setting: st
     assert [one.envelope for one in requests if one.kind == BUNDLE_TYPE] == (
         [SIGNED.envelope, SIGNED.test_result] if setting == "yes" else []
     )
+
+
+def test_an_image_whose_verdict_is_only_in_a_bundle_is_judged(
+    place: StoreRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = SimpleNamespace(judged=[SimpleNamespace(proves=True)])
+    for name, value in (("read_verification_policy", None), ("read_subject", SUBJECT), ("find_in", judged)):
+        monkeypatch.setattr(actions_verdicts, name, lambda *_, value=value: value)
+    with_bundle, bare = put_image(place), put_image(place, b"other")
+    attach(place, bundle_of(with_bundle))
+    access: Any = SimpleNamespace()
+    count = count_valid(access, place, NOW)
+    assert (count(with_bundle.digest), count(bare.digest)) == (1, 0)
