@@ -441,7 +441,8 @@ def solve_target(
     metadata, which is fast. Pass the same `locker` again to reuse its answers. Raises UnsolvableError,
     UnreachableError, UnbuiltError (NoWheelError with `declared`), or the solver's errors.
     """
-    request = LockRequest(target=target, base=base, under=parent_lock)
+    cutoff = release_cutoff(project, target, None, LockOptions())
+    request = LockRequest(target=target, base=base, under=parent_lock, cutoff=cutoff)
     if target.source == "pypi" and not (parent_lock and parent_lock.conda):
         locker = locker or uv_locker(package_index(project))
         pins = locker.versions(request, progress, declared=declared)

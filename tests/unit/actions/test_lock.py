@@ -757,3 +757,12 @@ def test_without_an_upgrade_the_date_never_goes_back(place: Place) -> None:
     cooled = replace(target, cooldown="1 day except scipy")
     both = release_cutoff(place.factory, cooled, before, LockOptions())
     assert both == replace(late, allowed=("numpy", "scipy", "torch"))
+
+
+def test_what_an_import_solves_is_limited_by_the_cooldown_too(place: Place) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    (target,) = place.factory.targets
+    base = place.factory.base_of(target)
+    for cooldown, version in (("", "1.27.0"), ("7 days", "1.26.4")):
+        asked = replace(target, cooldown=cooldown)
+        assert solve_target(place.factory, asked, base, QuietProgress())["numpy"] == version
