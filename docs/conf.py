@@ -8,6 +8,7 @@ fonts, scripts or styles from other servers.
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import json
 import re
@@ -35,6 +36,7 @@ from imagefactory.verify import report
 from imagefactory.verify.kit import program as kit
 
 ROOT = Path(__file__).parents[1]
+gc.disable()  # documents stay until the end: looking for garbage among them takes a third of the time
 
 project = "imagefactory"
 copyright = "Apache-2.0"
@@ -76,6 +78,7 @@ PAGES = {
         "docs/recipes",
         "docs/own-code",
         "docs/import-files",
+        "docs/keep-lock",
         "docs/import-dockerfile",
         "docs/own-wheels",
         "docs/conda",

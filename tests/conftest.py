@@ -38,6 +38,8 @@ from tests.services.tier import many
 from tests.services.wheels import wheels  # noqa: F401
 
 PRINTED = 10_000  # characters of a failed program's output in a report
+CPU = "processor seconds"
+_counted = sum(os.times()[:4])
 
 # A shell starts what it puts into the background with SIGINT ignored, and programs inherit that: tests that
 # interrupt a program would wait for ever.
@@ -94,8 +96,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes |
 def pytest_runtest_makereport(
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A program that failed is reported with what it printed: its exception has no more than an exit code."""
+    """A program that failed is reported with what it printed: its exception has no more than an exit code.
+
+    Each report has the processor time since the one before: of this process and of programs that ended.
+    """
+    global _counted
     report = yield
+    times = os.times()
+    before, _counted = _counted, sum(times[:4])
+    report.user_properties.append((CPU, _counted - before))
     error = call.excinfo and call.excinfo.value
     if isinstance(error, subprocess.SubprocessError):
         for name in ("stdout", "stderr"):
@@ -108,9 +117,22 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Last, the command line of each test that failed, to type it alone."""
+    """Last, the files that took most, and the command line of each test that failed, to type it alone."""
     yield
     stats = terminalreporter.stats
+    seconds: dict[str, float] = {}
+    for report in [
+        one for name in ("", "passed", "failed", "error", "skipped") for one in stats.get(name, ())
+    ]:
+        file, used = (
+            report.nodeid.partition("::")[0],
+            [v for name, v in report.user_properties if name == CPU],
+        )
+        seconds[file] = seconds.get(file, 0.0) + sum(used)
+    if len(seconds) > 1 and sum(seconds.values()) > 60:
+        terminalreporter.section("processor seconds of files, services apart")
+        for file in sorted(seconds, key=lambda file: -seconds[file])[:40]:
+            terminalreporter.write_line(f"{seconds[file]:8.1f} {file}")
     failed = {report.nodeid: None for report in [*stats.get("failed", ()), *stats.get("error", ())]}
     settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("FACTORY_TEST_")]
     for nodeid in failed:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,13 @@ from imagefactory.errors import ImagefactoryError, ToolError, extra_hint
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
 from imagefactory.http import RetryPolicy, redact
 from imagefactory.lock.conda.own_tool import find_tool
-from imagefactory.lock.debian.archive import find_snapshot, reach, read_sources
+from imagefactory.lock.debian.archive import (
+    AptSource,
+    choose_archives,
+    find_snapshot,
+    reach,
+    read_sources,
+)
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.store import split_place
 from imagefactory.recipes.read import read_bases
@@ -196,6 +202,7 @@ def gather_machine_facts(
     nodes = find_device_nodes(root / "dev")
     version = root / "proc/driver/nvidia/version"
     limits = decide_limits({}, read_capacity(settings.store_path))
+    sources = read_sources(root / "etc/apt")
     return MachineFacts(
         python=sys.version_info[:3],
         machine=platform.machine(),
@@ -223,9 +230,11 @@ def gather_machine_facts(
             for pattern in ("debian-archive-keyring.*", "debian-archive-*-stable.*")
             for path in sorted((root / directory).glob(pattern))
         ),
-        apt_sources=tuple(dict.fromkeys(source.suite for source in read_sources(root / "etc/apt"))),
+        apt_sources=tuple(dict.fromkeys(source.suite for source in sources)),
         debian_mirror=settings.debian_mirror.value,
-        debian_snapshot=find_snapshot(settings.debian_snapshot.value, environ),
+        debian_snapshot=find_snapshot(
+            settings.debian_snapshot.value, _main_archive(settings, sources), environ
+        ),
         subuid=has_subordinate_ids(root / "etc/subuid", user),
         subgid=has_subordinate_ids(root / "etc/subgid", user),
         disks=(
@@ -333,3 +342,11 @@ def _driver_libraries() -> tuple[str, ...]:
     except (ImagefactoryError, subprocess.SubprocessError):
         return ()
     return tuple(name for name, _ in parse_linker_cache(text, machine=platform.machine()))
+
+
+def _main_archive(settings: Settings, sources: Sequence[AptSource]) -> str:
+    """Return the address of Debian's archive, empty for none."""
+    try:
+        return choose_archives(settings.debian_mirror.value, sources)[0]
+    except ToolError:  # the row of the mirror says it
+        return ""

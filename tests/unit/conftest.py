@@ -82,13 +82,14 @@ def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No index and no channel answers `new`."""
+    """No index, no channel and no Debian archive answers `new`."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UnreachableError("index-unreachable", "cannot reach the index", hint="check the network")
 
     if has_extra("importers"):
         monkeypatch.setattr("imagefactory.extras.importers.new.solve_target", refuse)
+        monkeypatch.setattr("imagefactory.extras.importers.new.unknown_debian_packages", refuse)
 
 
 @pytest.fixture

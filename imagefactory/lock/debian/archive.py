@@ -93,7 +93,7 @@ def find_mirror(
         keyring=KEYRING,
         debs=debs,
         environ=apt_environment(environ),
-        snapshot=find_snapshot(snapshot, environ),
+        snapshot=find_snapshot(snapshot, main, environ),
     )
 
 
@@ -106,10 +106,15 @@ SNAPSHOT_HINT = (
 _APT_SNAPSHOTS = re.compile(r"(https?://[^\s@\"]+)/archive/(?:debian|@PATH@)/@SNAPSHOTID@")
 
 
-def find_snapshot(setting: str, environ: Mapping[str, str]) -> str:
-    """Return the address of `setting` (`debian-snapshot`), else the one that apt has; empty for none.
+_OWN_MIRROR = re.compile(r"(https?://)deb\.([a-z0-9-]+(?:\.[a-z0-9-]+)+)/debian")
+"""Debian's own mirror, whose domain has the snapshot service too."""
 
-    Only newer versions of apt have one (`Acquire::Snapshots::URI`, apt.conf(5)).
+
+def find_snapshot(setting: str, main: str, environ: Mapping[str, str]) -> str:
+    """Return the address of `setting` (`debian-snapshot`), else that of this machine; empty for none.
+
+    Newer versions of apt have one (`Acquire::Snapshots::URI`, apt.conf(5)). If `main`, the archive of this
+    machine, is Debian's own, the service is `snapshot` in the same domain.
     """
     if setting:
         return "" if setting == NO_SNAPSHOT else setting.rstrip("/")
@@ -123,10 +128,13 @@ def find_snapshot(setting: str, environ: Mapping[str, str]) -> str:
             check=False,
             stdin=subprocess.DEVNULL,
         )
+        configured = _APT_SNAPSHOTS.search(result.stdout)
     except OSError:  # not a machine with apt
-        return ""
-    match = _APT_SNAPSHOTS.search(result.stdout)
-    return match[1] if match else ""
+        configured = None
+    if configured:
+        return configured[1]
+    own = _OWN_MIRROR.fullmatch(main)
+    return f"{own[1]}snapshot.{own[2]}" if own else ""
 
 
 def choose_archives(setting: str, sources: Iterable[AptSource]) -> tuple[str, str, frozenset[str]]:
@@ -538,19 +546,31 @@ def unavailable_packages(
 ) -> tuple[tuple[DebianPackage, ...], tuple[DebianPackage, ...]]:
     """Return those of `packages` that the mirror lacks, and those of them that snapshots lack too.
 
-    Reads only indexes. Raises LockError or DownloadError for an archive that cannot be read.
+    Reads only indexes. Raises LockError or DownloadError for an archive that cannot be read, unless its
+    snapshots can.
     """
     processor = lock_architecture(lock)
     gone = tuple(packages)
-    for fresh in (False, True):
-        if gone:
-            with open_archive(mirror, lock.suite, processor, progress, fresh=fresh) as archive:
-                gone = _lacking(packages, archive)
+    try:
+        for fresh in (False, True):
+            if gone:
+                with open_archive(mirror, lock.suite, processor, progress, fresh=fresh) as archive:
+                    gone = _lacking(packages, archive)
+    except LockError as error:
+        if error.code != "archive-read-failed" or not mirror.snapshot:
+            raise
+        progress.note(f"base:{lock.base}: {error.message}")
     lost = gone
-    for moment in snapshot_moments(lock) if mirror.snapshot else ():
-        if lost:
-            with open_snapshot(mirror, moment, lock.suite, processor, progress) as snapshot:
-                lost = _lacking(lost, snapshot)
+    try:
+        for moment in snapshot_moments(lock) if mirror.snapshot else ():
+            if lost:
+                with open_snapshot(mirror, moment, lock.suite, processor, progress) as snapshot:
+                    lost = _lacking(lost, snapshot)
+    except (DownloadError, LockError) as error:
+        names = ", ".join(f"{package.name} {package.version}" for package in lost[:5])
+        names += f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        error.message = f"base:{lock.base}: the mirror lacks {names}, and {error.message}"
+        raise
     return gone, lost
 
 

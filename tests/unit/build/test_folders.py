@@ -28,6 +28,7 @@ from imagefactory.suite import table
 from tests.made.errors import fails
 from tests.made.rendered import SECTIONS, body, instructions, parsed, sections
 from tests.made.values import make_base, make_lock, make_target
+from tests.services.tier import many
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,8 +91,13 @@ def test_hadolint_finds_nothing(tmp_path: Path, definition: BuildSpec) -> None:
     )
     for number, one in enumerate(made):
         (tmp_path / f"{number}.Dockerfile").write_text(render_dockerfile(one))
-    paths = [*tmp_path.glob("*.Dockerfile"), *ROOT.glob("definitions/*/Dockerfile")]
-    assert len(paths) > 50
+    # By day the first and the last of those with the same instructions in the same order.
+    shapes: dict[tuple[str, ...], list[Path]] = {}
+    for path in sorted(ROOT.glob("definitions/*/Dockerfile")):
+        shapes.setdefault(tuple(re.findall(r"^[A-Z]+ ", path.read_text(), re.MULTILINE)), []).append(path)
+    assert len(shapes) >= 3
+    committed = [path for same in shapes.values() for path in many((same[0], same[-1]), same)]
+    paths = [*tmp_path.glob("*.Dockerfile"), *committed]
     command = [Path(sys.executable).with_name("hadolint"), "--no-color", *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from imagefactory import cli
+from imagefactory.http import RetryPolicy
 from imagefactory.settings.load import DIRECTORY_SETTINGS, ENVIRONMENT_PREFIX, Settings
 from tests.made.command import say
 
@@ -53,7 +54,8 @@ def calls() -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A factory of one recipe, which nothing of this machine's settings reaches."""
+    """A factory of one recipe, which nothing of this machine's settings reaches. Retries do not wait."""
+    monkeypatch.setattr(RetryPolicy, "wait", lambda *_: 0.0)
     (tmp_path / "recipes").mkdir()
     for name in ("bases.yaml", "jax.yaml"):
         shutil.copy(ROOT / "recipes" / name, tmp_path / "recipes")

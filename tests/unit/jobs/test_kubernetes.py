@@ -26,6 +26,7 @@ from imagefactory.schedulers.sizes import GB
 from tests.made.errors import fails
 from tests.made.offers import IMAGE, NOW, REFERENCE, gpu_class, job_spec, offer, verdict
 from tests.made.verdicts import TRUST
+from tests.services.tier import many
 
 SCHEMA = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parents[2] / "data/kubernetes_job.json").read_text())
@@ -266,7 +267,7 @@ def test_no_value_becomes_another_field() -> None:
     """Whatever stands in an argument or a file, the documents have the fields that they have."""
     random = Random(7)
     count = 0
-    for _ in range(300):
+    for _ in range(many(100, 1000)):
         value = "".join(random.choices(NASTY, k=random.randint(1, 6)))
         try:
             text = manifest(arguments=(value,), files={"x": value.encode()})
@@ -275,4 +276,4 @@ def test_no_value_becomes_another_field() -> None:
         count += 1
         assert documents(text)[0]["data"] == {"x": value}
         assert pod_of(text)["containers"][0]["command"][1] == value.replace("$", "$$")
-    assert count > 30
+    assert count > 10

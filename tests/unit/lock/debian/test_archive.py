@@ -259,20 +259,22 @@ Acquire::Snapshots::URI::Origin::Debian "https://s.example/archive/debian/@SNAPS
 
 
 @pytest.mark.parametrize(
-    ("setting", "of_apt", "address"),
+    ("setting", "of_apt", "main", "address"),
     [
-        ("", APT_SNAPSHOTS, "https://s.example"),
-        ("", "", ""),
-        ("none", APT_SNAPSHOTS, ""),
-        ("https://site.example/x/", APT_SNAPSHOTS, "https://site.example/x"),
+        ("", APT_SNAPSHOTS, "http://deb.example.org/debian", "https://s.example"),
+        ("", "", "http://deb.example.org/debian", "http://snapshot.example.org"),
+        ("", "", "https://mirror.example.org/debian", ""),
+        ("", "", "http://deb.example.org/other", ""),
+        ("none", APT_SNAPSHOTS, "http://deb.example.org/debian", ""),
+        ("https://site.example/x/", APT_SNAPSHOTS, "http://deb.example.org/debian", "https://site.example/x"),
     ],
 )
-def test_snapshots_are_those_of_the_setting_or_of_apt(
-    tmp_path: Path, setting: str, of_apt: str, address: str
+def test_snapshots_are_those_of_the_setting_or_of_this_machine(
+    tmp_path: Path, setting: str, of_apt: str, main: str, address: str
 ) -> None:
     (tmp_path / "apt-config").write_text(f"#!/bin/sh\ncat <<'END'\n{of_apt}END\n")
     (tmp_path / "apt-config").chmod(0o755)
-    assert archive.find_snapshot(setting, {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == address
+    assert archive.find_snapshot(setting, main, {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == address
 
 
 def test_indexes_are_read_with_debians_keys_and_checks() -> None:
