@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.extras.importers.frozen import FrozenLock, read_frozen
 from imagefactory.lock.conda.file import parse_conda_lock
 from imagefactory.lock.pypi.requirements import read_lock
@@ -88,6 +89,14 @@ code @ git+https://git.example.org/code
         ("einops", {A, B})
     ]
     assert problems(lock) == {"bare": 6, "loose": 7, "": 8, "-": 9, "code": 10}
+
+
+def test_what_happens_without_frozen_is_noted() -> None:
+    text = f"einops==0.7.0 --hash=sha256:{A}\n"
+    for content, count in ((text, 1), ("einops==0.7.0\n", 0)):
+        spec = parse_environment_file(content, "requirements.txt", ReadOptions(pythons=("3.11",)))
+        assert spec.pip == ["einops==0.7.0"]
+        assert sum("--frozen" in note for note in spec.notes) == count
 
 
 def test_pylock_keeps_wheels_of_an_index_alone(tmp_path: Path) -> None:
