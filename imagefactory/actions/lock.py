@@ -324,6 +324,7 @@ def solve_request(
     """
     target = request.target
     if target.frozen:
+        progress.note(f"{target.name}: it gets the files of {target.frozen.file}, and nothing is solved")
         return frozen_part(target, "freeze")(access, request, progress), ()
     locker = target_locker(access, target)
     try:

@@ -178,6 +178,24 @@ def test_what_uv_exports_gives_the_same_files(bringer: Bringer, file: str, words
     assert all(digest in of_uv_lock(bringer.root)[name] for name, digest in bringer.locked().items())
 
 
+def test_a_poetry_lock_has_no_sizes_and_the_index_has(bringer: Bringer) -> None:
+    rows = tomllib.loads((bringer.root / "uv.lock").read_text())["package"]
+    text = ""
+    for row in rows:
+        if row["name"] in ("einops", "nvidia-cuda-runtime-cu12", "torch"):
+            files = [
+                f'{{file = "{w["url"].rpartition("/")[2]}", hash = "{w["hash"]}"}}' for w in row["wheels"]
+            ]
+            text += f'[[package]]\nname = "{row["name"]}"\nversion = "{row["version"]}"\ngroups = ["main"]\n'
+            text += f"files = [{', '.join(files)}]\n"
+    text += '[metadata]\nlock-version = "2.1"\npython-versions = ">=3.11"\ncontent-hash = "x"\n'
+    (bringer.root / "poetry.lock").write_text(text)
+    bringer.bring("poetry.lock")
+    bringer.ok("lock", "mine")
+    assert sorted(bringer.locked()) == ["einops", "nvidia-cuda-runtime-cu12", "torch"]
+    assert all(digest in of_uv_lock(bringer.root)[name] for name, digest in bringer.locked().items())
+
+
 def test_what_cannot_be_kept_stops_with_its_line(bringer: Bringer) -> None:
     (bringer.root / "lib").mkdir()
     (bringer.root / "lib/pyproject.toml").write_text('[project]\nname = "lib"\nversion = "1"\n')

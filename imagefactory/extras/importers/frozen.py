@@ -640,11 +640,11 @@ def frozen_difference(access: Access, target: Target, lock: Lock) -> tuple[str, 
 # --- the recipe ---
 
 
-def plan_frozen(project: Project, request: RecipeRequest) -> tuple[RecipeDraft, str]:
+def plan_frozen(project: Project, request: RecipeRequest, *, partial: bool) -> tuple[RecipeDraft, str]:
     """Return the recipe for a lock whose very files are kept, and the path at which the recipe expects it.
 
-    Packages that cannot be kept are in `lost` of the draft, and in `skip` of its text. Raises UsageError,
-    RecipeError.
+    Packages that cannot be kept are in `lost` of the draft, and in `skip` of its text. `partial` accepts
+    that. Raises UsageError, RecipeError.
     """
     root = project.settings.root_path
     directory = root / "recipes"
@@ -676,11 +676,20 @@ def plan_frozen(project: Project, request: RecipeRequest) -> tuple[RecipeDraft, 
                 f"{request.file.name} requires Python {frozen.python}, but images support 3.9 to 3.14",
                 hint="change its Python bounds, for example to >=3.11, and lock it again",
             )
-    tried = (
-        _tried(project, request.file, spec, python, base_for(python, bases, source)) for python in pythons
-    )
-    trial = min(tried, key=lambda trial: len(trial.problems))
+    trials: list[_FrozenTrial] = []
+    for python in pythons:
+        trials.append(_tried(project, request.file, spec, python, base_for(python, bases, source)))
+        if not trials[-1].problems:
+            break
+    trial = min(trials, key=lambda trial: len(trial.problems))
     drafted = _draft(request, spec, trial, source)
+    framework = drafted.choice.framework if drafted.choice else ""
+    if partial and (problem := next((p for p in trial.problems if p.name == framework), None)):
+        raise UsageError(
+            "framework-missing",
+            f"the framework cannot be kept: {problem}",
+            hint="make the change in brackets, or choose another package: --framework NAME",
+        )
     check_draft(drafted.text, request.family, recipes, bases)
     return drafted, spec.file
 
@@ -748,7 +757,7 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
     conda = [f"{package.name} =={package.version}" for package in trial.lock.conda]
     contents = EnvironmentSpec(
         file=request.file.name,
-        pip=[f"{wheel.name}=={_public(wheel.version)}" for wheel in trial.lock.wheels],
+        pip=[f"{p.name}=={_public(p.version)}" for p in trial.frozen.packages if not p.conda],
         conda=[text for text in conda if RULES["match spec"].allows(text)],
         channels=[*trial.lock.channels],
     )
@@ -767,7 +776,8 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
             hint="choose a package of the lock: --framework NAME",
         )
     notes = [*trial.frozen.notes]
-    count = len(trial.frozen.packages) - len({problem.name for problem in trial.problems if problem.name})
+    skip = sorted({problem.name for problem in trial.problems if problem.name})
+    count = sum(package.name not in skip for package in trial.frozen.packages)
     notes.append(
         f"frozen: {count} files of {request.file.name} are kept by their hashes, and nothing is solved"
     )
@@ -777,7 +787,6 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
         notes.append(f"Python {trial.python} comes from conda-forge: no base carries it")
     if cuda == NO_CUDA:
         notes.append("the lock has no CUDA runtime, so the image is for CPUs")
-    skip = sorted({problem.name for problem in trial.problems if problem.name})
     text = "# yaml-language-server: $schema=recipe.schema.json\n"
     for title, lines in (("Skipped", list(map(str, trial.problems))), ("Decisions", notes)):
         if lines:
