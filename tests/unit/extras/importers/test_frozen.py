@@ -295,3 +295,27 @@ def test_an_index_that_the_settings_lack_is_named(place: Place, monkeypatch: pyt
     lock = read_lock(path)
     assert lock.origins == (("torch", "pytorch-cu128"),)
     assert [(wheel.version, wheel.sha256) for wheel in lock.wheels] == [("12.8.57", A), ("2.7.0+cu128", B)]
+
+
+def test_a_copied_lock_never_leaves_the_project(place: Place, tmp_path: Path) -> None:
+    """A clone may have links where the copy goes: to a directory of the user, or to a file."""
+    other, (outside, mine) = tmp_path / "pylock.toml", (tmp_path / "outside", tmp_path / "mine.txt")
+    row = (
+        f'wheels = [{{url = "{FILES}/einops-0.7.0-py3-none-any.whl", size = 7, hashes = {{sha256 = "{A}"}}}}]'
+    )
+    other.write_text(
+        f'lock-version = "1.0"\ncreated-by = "pip"\n[[packages]]\nname = "einops"\nversion = "0.7.0"\n{row}\n'
+    )
+    outside.mkdir()
+    mine.write_text("mine")
+    folder = place.root / "recipes" / "frozen"
+    folder.mkdir()
+    (folder / "mine").symlink_to(outside)
+    words = ("recipe", "import", str(other), "--family", "mine", "--frozen", "--framework", "einops")
+    said = place.call(*words)
+    assert (said.error_codes, list(outside.iterdir())) == (("link-leaves-project",), [])
+    (folder / "mine").unlink()
+    (folder / "mine").mkdir()
+    (folder / "mine/pylock.toml").symlink_to(mine)
+    assert place.call(*words)[0] == 0
+    assert (mine.read_text(), (folder / "mine/pylock.toml").is_symlink()) == ("mine", False)
