@@ -722,8 +722,8 @@ def _first_solution(
 def _missing(error: LockError) -> set[str]:
     """Return the packages that the index does not have as required: without a wheel, or withdrawn."""
     names = set(error.names) if isinstance(error, NoWheelError) else set()
-    found = _WITHDRAWN.findall(getattr(error, "tree", "") or error.message)
-    return names | {canonicalize_name(name) for pair in found for name in pair if name}
+    pairs = _WITHDRAWN.findall(getattr(error, "tree", "") or error.message)
+    return names | {canonicalize_name(name) for pair in pairs for name in pair if name}
 
 
 def _choose_release(

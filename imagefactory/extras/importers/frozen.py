@@ -7,7 +7,6 @@ size of a wheel. A package that cannot be kept is a problem with its line and a 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +27,7 @@ from imagefactory.extras.importers.locks import archive_parts, channel_of
 from imagefactory.extras.importers.new import RecipeRequest
 from imagefactory.extras.importers.pip_lines import is_mirror, marker_matches
 from imagefactory.extras.importers.spec import EnvironmentSpec, LockedRow, minor_python, text_of
+from imagefactory.fs import replace_bytes
 from imagefactory.gpu.builds import minor_version
 from imagefactory.gpu.capability import AMD64, MACHINES
 from imagefactory.lock import LockRequest
@@ -531,7 +531,7 @@ def freeze(access: Access, request: LockRequest, progress: Progress) -> Lock:
     locker = uv_locker(package_index(access))
     lock = replace(lock, origins=tuple(sorted(chosen.origins)))
     wheels, offers = list(chosen.wheels), dict(chosen.offers)
-    blank = [wheel for wheel in wheels if not wheel.size and not offers[wheel.name][0].url]
+    blank = [wheel for wheel in wheels if not wheel.size]  # addresses in the file are never queried
     named_packages: list[FrozenPackage | LockedWheel] = [*chosen.unnamed, *blank]
     if pins := [f"{p.name}=={p.version}" for p in named_packages]:
         listed = locker.offers(pins, lock)
@@ -706,12 +706,19 @@ def _recipe_path(request: RecipeRequest, root: Path) -> str:
 
 def copy_lock(project: Project, file: Path, inside: str) -> bool:
     """Copy a lock to its path in the project, unless it is there. Return whether it was copied."""
-    path = project.settings.root_path / inside
+    root = project.settings.root_path
+    path = root / inside
     if path.exists() and path.resolve() == file.resolve():
         return False
+    if not path.parent.resolve().is_relative_to(root.resolve()):  # a link, which a clone may have
+        raise UsageError(
+            "link-leaves-project",
+            f"{path.parent} is a symbolic link to outside the project {root}",
+            hint="replace the link by a directory",
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, path)
+        replace_bytes(path, file.read_bytes())
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     return True

@@ -21,15 +21,18 @@ from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, relea
 from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.lock import LockRequest, OutdatedPackage, export
 from imagefactory.lock.changes import content_hash
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.own_tool import CondaLockLocker, CondaTool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import PinnedVersions
-from imagefactory.model import DebianPackage, Lock, LockedWheel, ReleaseCutoff
+from imagefactory.model import DebianPackage, FrozenSpec, Lock, LockedWheel, ReleaseCutoff
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.views.images import format_relock
 from tests.made.command import Said
 from tests.made.conda_lock import LOCK, TARGET
+from tests.made.errors import fails
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
 
@@ -766,3 +769,27 @@ def test_what_an_import_solves_is_limited_by_the_cooldown_too(place: Place) -> N
     for cooldown, version in (("", "1.27.0"), ("7 days", "1.26.4")):
         asked = replace(target, cooldown=cooldown)
         assert solve_target(place.factory, asked, base, QuietProgress())["numpy"] == version
+
+
+def test_a_cutoff_does_not_apply_to_the_files_of_another_tool(place: Place) -> None:
+    (target,) = place.factory.targets
+    frozen = FrozenSpec(file="pixi.lock", where=target.where)
+    cooled = replace(target, frozen=frozen, cooldown="7 days")
+    assert release_cutoff(place.factory, cooled, None, LockOptions()) is None
+    with fails("option-conflict"):
+        release_cutoff(place.factory, cooled, None, LockOptions(exclude_newer="7 days"))
+
+
+@pytest.mark.parametrize("option", ["--check", "--render=env"])
+def test_exclude_newer_needs_a_solve(place: Place, option: str) -> None:
+    assert place.call("lock", "tiny-2.3-cu121", option, "--exclude-newer", "7 days").code == 2
+
+
+def test_the_solver_of_the_user_cannot_exclude_releases(place: Place) -> None:
+    (target,) = place.factory.targets
+    tool = CondaTool(path=Path("/bin/false"), environ={})
+    locker = CondaLockLocker(tool, find_channels("", {}, ""), place.root, lambda: pytest.fail("asked"))
+    cutoff = ReleaseCutoff(time=datetime(2026, 1, 1, tzinfo=UTC))
+    request = LockRequest(target=target, base=place.factory.base_of(target), cutoff=cutoff)
+    with fails("cutoff-not-supported"):
+        locker.lock(request, QuietProgress())

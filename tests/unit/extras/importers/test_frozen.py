@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.extras.importers.frozen import FrozenLock, read_frozen
 from imagefactory.lock.conda.file import parse_conda_lock
 from imagefactory.lock.pypi.requirements import read_lock
@@ -88,6 +89,14 @@ code @ git+https://git.example.org/code
         ("einops", {A, B})
     ]
     assert problems(lock) == {"bare": 6, "loose": 7, "": 8, "-": 9, "code": 10}
+
+
+def test_what_happens_without_frozen_is_noted() -> None:
+    text = f"einops==0.7.0 --hash=sha256:{A}\n"
+    for content, count in ((text, 1), ("einops==0.7.0\n", 0)):
+        spec = parse_environment_file(content, "requirements.txt", ReadOptions(pythons=("3.11",)))
+        assert spec.pip == ["einops==0.7.0"]
+        assert sum("--frozen" in note for note in spec.notes) == count
 
 
 def test_pylock_keeps_wheels_of_an_index_alone(tmp_path: Path) -> None:
@@ -286,3 +295,27 @@ def test_an_index_that_the_settings_lack_is_named(place: Place, monkeypatch: pyt
     lock = read_lock(path)
     assert lock.origins == (("torch", "pytorch-cu128"),)
     assert [(wheel.version, wheel.sha256) for wheel in lock.wheels] == [("12.8.57", A), ("2.7.0+cu128", B)]
+
+
+def test_a_copied_lock_never_leaves_the_project(place: Place, tmp_path: Path) -> None:
+    """A clone may have links where the copy goes: to a directory of the user, or to a file."""
+    other, (outside, mine) = tmp_path / "pylock.toml", (tmp_path / "outside", tmp_path / "mine.txt")
+    row = (
+        f'wheels = [{{url = "{FILES}/einops-0.7.0-py3-none-any.whl", size = 7, hashes = {{sha256 = "{A}"}}}}]'
+    )
+    other.write_text(
+        f'lock-version = "1.0"\ncreated-by = "pip"\n[[packages]]\nname = "einops"\nversion = "0.7.0"\n{row}\n'
+    )
+    outside.mkdir()
+    mine.write_text("mine")
+    folder = place.root / "recipes" / "frozen"
+    folder.mkdir()
+    (folder / "mine").symlink_to(outside)
+    words = ("recipe", "import", str(other), "--family", "mine", "--frozen", "--framework", "einops")
+    said = place.call(*words)
+    assert (said.error_codes, list(outside.iterdir())) == (("link-leaves-project",), [])
+    (folder / "mine").unlink()
+    (folder / "mine").mkdir()
+    (folder / "mine/pylock.toml").symlink_to(mine)
+    assert place.call(*words)[0] == 0
+    assert (mine.read_text(), (folder / "mine/pylock.toml").is_symlink()) == ("mine", False)
