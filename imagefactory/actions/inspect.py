@@ -955,7 +955,7 @@ def predict_inspected(
 
     The worst part decides. If the package has GPU code itself, a part without code for the GPU leaves the
     rest usable (PARTLY), and a part that scans cannot judge is a warning, unless it is a framework. A
-    framework that does not run there is only a warning if another build or an older release of it may;
+    framework that runs in part or not at all is only a warning if another build or an older release may;
     without other GPU code, that build or *unknown* is the answer. Known faults of the whole count as in a
     target.
     """
@@ -986,6 +986,9 @@ def predict_inspected(
             answer = answer if own else other[0]
         elif answer is Compatibility.NO and not decides:
             answer, decides = Compatibility.PARTLY, True
+        if answer is Compatibility.PARTLY and name in inspected.replaceable:
+            warnings.append(f"{part.source}: {reason}; {inspected.package} also accepts older releases")
+            answer, replaceable = Compatibility.YES, True
         if not decides and answer in (Compatibility.NO, Compatibility.UNKNOWN):
             undecided.add(part.source)
             warnings.append(f"{part.source}: {reason}")

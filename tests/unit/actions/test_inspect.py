@@ -728,6 +728,23 @@ def test_a_package_with_a_compiler_that_no_table_knows_is_unknown() -> None:
     assert answers == [Compatibility.UNKNOWN, Compatibility.NO]
 
 
+@pytest.mark.parametrize(("replaceable", "answer"), [((), "partly"), (("torch",), "yes")])
+def test_a_framework_that_runs_in_part_decides_only_if_it_cannot_be_older(
+    replaceable: tuple[str, ...], answer: str
+) -> None:
+    codes = {"torch/lib/libtorch_cuda.so": "sm_80", "torch/lib/libtorch_cuda_linalg.so": "sm_90"}
+    libraries = tuple(
+        GpuLibrary(path=path, size=1, modules=(ModuleCount(codes=(parse_code(code),), count=1),))
+        for path, code in codes.items()
+    )
+    package = InstalledPackage(name="torch", version="0.4")
+    torch = ScanResult(source="torch 0.4", libraries=libraries, packages=(package,))
+    inspected = InspectResult(
+        contents=torch, how="", package="demo 1.0", parts=(torch,), replaceable=replaceable
+    )
+    assert predict_inspected(inspected, Capability(8, 0))[0].answer == answer
+
+
 def test_a_withdrawn_dependency_is_left_out_and_named(
     look_up: Call, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
