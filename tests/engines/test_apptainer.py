@@ -88,11 +88,11 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def ground(apptainer: str, tiny_root: Path, base_store: Path) -> Iterator[Ground]:
+def ground(apptainer: str, tiny_root: Path, small_store: Path) -> Iterator[Ground]:
     folder = Path(tempfile.mkdtemp(prefix="apptainer-"))
     folder.chmod(0o755)  # an ordinary user looks in
     root = shutil.copytree(tiny_root, folder / "tiny")
-    made = replace(lend(base_store, folder), root=root)
+    made = replace(lend(small_store, folder), root=root)
     made.run("build", "--engine", "assemble", "--no-test", TARGET)
     factory = load_project(load_settings(directory=root, start=root, environ=made.environ), made.environ)
     layout = factory.layout
