@@ -56,7 +56,7 @@ from imagefactory.gpu.frameworks import (
     ptx_compiler,
     role_of,
 )
-from imagefactory.gpu.knowledge import families, scanned, scanned_wheels
+from imagefactory.gpu.knowledge import families, scanned, scanned_release
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
@@ -798,14 +798,9 @@ def _known_scans(
 def _known_scan(access: Access, cache: PackageCache, wheel: LockedWheel, *, own: bool) -> ScanResult | None:
     package = InstalledPackage(name=wheel.name, version=wheel.version)
     machine = wheel.filename.removesuffix(".whl").rpartition("-")[2].partition(".")[0]
-    if row := scanned(wheel.sha256) or next(
-        (
-            row.contents
-            for row in scanned_wheels()
-            if (row.package, row.version) == (wheel.name, wheel.version)
-            and wheel_platform(row.file) == wheel_platform(wheel.filename)
-        ),
-        None,
+    architecture = wheel_platform(wheel.filename)
+    if row := scanned(wheel.sha256) or (
+        scanned_release(wheel.name, wheel.version, architecture) if architecture else None
     ):
         return row
     if not own and wheel.size < (LARGE if machine == "any" else _SMALL):
