@@ -78,6 +78,7 @@ PAGES = {
         "docs/recipes",
         "docs/own-code",
         "docs/import-files",
+        "docs/keep-lock",
         "docs/import-dockerfile",
         "docs/own-wheels",
         "docs/conda",

@@ -8,11 +8,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TypeVar
 
 from imagefactory.access import (
@@ -27,6 +28,7 @@ from imagefactory.access import (
 from imagefactory.actions.definition import define_target, verify_layer_lock
 from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.locked import LockedBase, locked_base
+from imagefactory.build.base.fetch import adopt_debs, deb_file
 from imagefactory.build.base.image import (
     BaseRequest,
     PendingBase,
@@ -35,11 +37,27 @@ from imagefactory.build.base.image import (
 )
 from imagefactory.build.base.pulled import BasePullRequest
 from imagefactory.build.protocol import LEAST_LAYER, LEAST_UNPACKED, BuildInputs, Engine
-from imagefactory.errors import DownloadError, UsageError
-from imagefactory.fs import require_space, shared_use
+from imagefactory.errors import DownloadError, StoreError, UsageError, os_problem
+from imagefactory.fs import replace_text, require_space, shared_use
 from imagefactory.gpu.capability import architecture
-from imagefactory.lock.download import PackageCache, PendingDownloads
-from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, Report, Target
+from imagefactory.lock.download import (
+    PackageCache,
+    PendingDownloads,
+    RemoteFile,
+    copy_files,
+    is_complete,
+)
+from imagefactory.model import (
+    BaseLock,
+    BaseSpec,
+    BuildSpec,
+    Lock,
+    LockedCondaPackage,
+    LockedPackage,
+    LockedWheel,
+    Report,
+    Target,
+)
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import Progress
 from imagefactory.project import Project
@@ -146,6 +164,7 @@ def build_image(
         def base() -> PendingBase:
             if built:
                 return as_pending_base(built)
+            adopt_sources(project, request.locks, (), progress)
             with clock.of("base"):
                 pending = request.begin(layout, progress)
             return replace(pending, make=clock.timing("base", pending.get))
@@ -155,6 +174,7 @@ def build_image(
 
             @contextmanager
             def packages() -> Iterator[PendingDownloads]:
+                adopt_sources(project, (), definition.lock.packages, progress)
                 _require_space(project, definition.lock, options)
                 with _fetching(project, definition.lock, clock, progress) as arrivals:
                     yield arrivals
@@ -267,6 +287,81 @@ def _fetch(access: Access, lock: Lock, arrivals: PendingDownloads, progress: Pro
         PackageCache(directory, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
 
 
+def adopt_sources(
+    access: Access, locks: Sequence[BaseLock], packages: Sequence[LockedPackage], progress: Progress
+) -> None:
+    """Copy locked files that the cache lacks from the directory of the setting `sources`, if it is set.
+
+    Raises DownloadError for a file that differs from its lock, and if there is no such directory.
+    """
+    directory, cache = access.settings.sources_path, access.settings.cache_path
+    if directory is None:
+        return
+    if not directory.is_dir():
+        raise DownloadError(
+            "sources-missing",
+            f"{directory} (sources) is not a directory",
+            hint="mount it, or remove the setting: imagefactory config shows where it is set",
+        )
+    copied = sum(adopt_debs(lock, cache / "debs", directory / "debs", progress) for lock in locks)
+    copied += PackageCache(cache, package_index(access)).adopt(packages, directory, progress)
+    if copied:
+        progress.note(f"{copied} files are from {directory}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedSources:
+    """The locked files of a target in a directory. `files` and `size` count all, `copied` the new ones.
+
+    `base` is the image of a pulled base, which is not in the directory; empty for a base of Debian packages.
+    """
+
+    target: str
+    directory: Path
+    files: int
+    copied: int
+    size: int
+    base: str
+
+
+def export_sources(project: Project, target: Target, directory: Path, progress: Progress) -> ExportedSources:
+    """Copy the Debian packages, wheels and conda archives of a target to `directory`, each by its hash.
+
+    The directory has the layout of a cache, so several targets may share it. TARGET.sha256 lists the files
+    of a target, for sha256sum. What the cache lacks is fetched.
+    """
+    definition, cache = define_target(project, target), project.settings.cache_path
+    request = base_request(project, definition.base, locked=True)
+    lock, files = definition.lock, list[RemoteFile]()
+    with shared_use(cache_lock(project), progress):
+        adopt_sources(project, request.locks, lock.packages, progress)
+        part = request if isinstance(request, BaseRequest) else None
+        while part:
+            fetched = part.fetch(progress)
+            pairs = zip(fetched.lock.packages, fetched.debs, strict=True)
+            files += [deb_file(package, path, directory / path.relative_to(cache)) for package, path in pairs]
+            part = part.below
+        with _fetching(project, lock, _StageTimes(), progress) as arrivals:
+            files += PackageCache(directory, package_index(project)).copies(arrivals.wait_for_all())
+        missing = [file for file in files if not is_complete(file)]
+        copy_files(missing, progress)
+    rows = sorted(f"{file.sha256}  {file.path.relative_to(directory)}\n" for file in files)
+    try:
+        for file in missing:
+            (file.path.parent / ".lock").unlink(missing_ok=True)
+        replace_text(directory / f"{target.name}.sha256", "".join(rows))
+    except OSError as error:
+        raise StoreError(*os_problem("write", directory, error), hint="check its permissions") from error
+    return ExportedSources(
+        target=target.name,
+        directory=directory,
+        files=len(files),
+        copied=len(missing),
+        size=sum(file.size for file in files),
+        base=definition.base.image,
+    )
+
+
 def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> BaseRequest | BasePullRequest:
     """Return the request to build or pull a base.
 
@@ -284,6 +379,7 @@ def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> B
             base=row.base,
             lock=row.require(project.base_lock_path(row.base)),
             codec=project.settings.codec.value,
+            debs=project.settings.cache_path / "debs",
             mirror=lambda: debian_mirror(project),
             environ=project.environ,
             locked=locked,

@@ -422,7 +422,9 @@ class VerdictAttacher:
             drafts[number] = replace(draft, one=replace(draft.one, keyid=draft.signed.keyid, attached=names))
             for name, (repo, subject) in zip(names, places, strict=True):
                 repositories[name] = repo
-                statements = verdict_statements(draft.signed.envelopes, draft.signed.expires, subject)
+                statements = verdict_statements(
+                    self.project, draft.signed.envelopes, draft.signed.expires, subject
+                )
                 waiting.setdefault(name, []).extend((number, statement) for statement in statements)
         for name, rows in waiting.items():
             batch = [statement for _, statement in rows]

@@ -45,6 +45,7 @@ from imagefactory.errors import (
 from imagefactory.fs import add_checksum, check_checksum, replacing
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.drivers import older
 from imagefactory.gpu.frameworks import (
     LibraryRole,
     cpu_only,
@@ -55,7 +56,7 @@ from imagefactory.gpu.frameworks import (
     ptx_compiler,
     role_of,
 )
-from imagefactory.gpu.knowledge import families, scanned, scanned_wheels
+from imagefactory.gpu.knowledge import families, scanned, scanned_release
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
@@ -125,7 +126,8 @@ class InspectResult:
     `platform` is the architecture (`amd64`), empty if unknown. `package` is the name and version of a package
     of the index. Its `contents` are those of its whole solution, its `parts` those of each wheel with
     relevant GPU code. `compilers` are names of files and packages that make GPU code at run time.
-    `replaceable` are frameworks (`torch`) of which the package also accepts older releases. `oldest` and
+    `own_compilers` are those in the wheel of the package. `replaceable` are frameworks (`torch`) of which the
+    package also accepts older releases. `oldest` and
     `newest` are the first and the last release of the package on the index.
     """
 
@@ -136,6 +138,7 @@ class InspectResult:
     package: str = ""
     parts: tuple[ScanResult, ...] = ()
     compilers: tuple[str, ...] = ()
+    own_compilers: tuple[str, ...] = ()
     replaceable: tuple[str, ...] = ()
     oldest: str = ""
     newest: str = ""
@@ -408,7 +411,7 @@ def _join_scans(source: str, packages: Iterable[InstalledPackage], parts: Sequen
 _SOLVED_DAYS = 7  # then it is solved again, since packages that it does not pin have new releases
 _FAILED_MINUTES = 60  # then the index is queried again for what it did not have
 _PYTHONS = tuple(f"3.{minor}" for minor in range(14, 5, -1))
-_TRIES = 3  # Pythons to solve for, the newest first
+_TRIES = 4  # Pythons to solve for, the newest first
 _ROUNDS = 5  # solutions, each without further packages that have no wheel
 _THREADS = 4
 _RELEASES_SHOWN = 12
@@ -416,6 +419,10 @@ _COMPILER_PACKAGES = re.compile(
     r"triton|numba-cuda|cuda-(?:bindings|core|python)|nvidia-(?:cuda-)?(?:nvrtc|nvcc|nvvm)(?:-cu[0-9]+)?"
 )
 _RUNTIME_PACKAGES = re.compile(r"(?:nvidia|cuda)-.*")
+_WITHDRAWN = re.compile(
+    r"there (?:is|are) no versions? of ([A-Za-z0-9._-]+)"
+    r"|([A-Za-z0-9._-]+)(?:\{[^}]*\})?==\S+\s+has\s+no\s+usable\s+wheels"
+)
 _OTHER_EXTRAS = re.compile(
     r"(?:.*[-_])?(?:cpu|rocm|hip|xpu|hpu|npu|tpu|musa|mps|dev|test|tests|testing|docs?)(?:[-_].*)?"
 )
@@ -472,6 +479,8 @@ def inspect_package(
     compiler = "" if "." in built else ptx_compiler(inspected.contents)
     if "." in cuda and natural(compiler) > natural(cuda):
         built = compiler
+    if inspected.replaceable:
+        return inspected  # its framework may be one for that CUDA
     if cuda and (built or cpu_only(inspected.contents)) and not (covers(built, cuda) or covers(cuda, built)):
         other = f"for CUDA {built}" if built else "for CPUs"
         raise UnknownAnswerError(
@@ -676,34 +685,45 @@ def _first_solution(
 ) -> tuple[WheelRequest, dict[LockedWheel, str]]:
     """Return the first request that has a solution, else the first one without packages that have no wheel.
 
+    A framework is never left out.
+
     Raises UnknownAnswerError without a solution, and UnreachableError.
     """
-    failure: LockError | None = None
+    failures: dict[str, LockError] = {}
     for request in requests:
         try:
             return request, locker.located(request)
         except UnreachableError:
             raise
         except LockError as error:
-            failure = failure or error
-    request = requests[0]
-    for _ in range(_ROUNDS):
-        names = set(failure.names) if isinstance(failure, NoWheelError) else set()
-        if not names - {*request.exclude, request.lock.target}:
-            break
-        names.discard(request.lock.target)
-        request = replace(request, exclude=tuple(sorted({*request.exclude, *names})))
-        try:
-            return request, locker.located(request)
-        except UnreachableError:
-            raise
-        except LockError as error:
-            failure = error
+            failures[request.lock.python] = error
+    needed = {requests[0].lock.target, *(name for row in frameworks() for name in row.packages)}
+    for request in requests:
+        reduced, failure = request, failures[request.lock.python]
+        for _ in range(_ROUNDS):
+            names = _missing(failure)
+            if not names - {*reduced.exclude} or names & needed:
+                break
+            reduced = replace(reduced, exclude=tuple(sorted({*reduced.exclude, *names})))
+            try:
+                return reduced, locker.located(reduced)
+            except UnreachableError:
+                raise
+            except LockError as error:
+                failure = error
+    failure = failures[requests[0].lock.python]
     raise UnknownAnswerError(
         "release-unknown",
-        f"{request.requirements[0]} has no solution: {failure.message if failure else ''}",
+        f"{requests[0].requirements[0]} has no solution: {failure.message}",
         hint="try another version",
     ) from failure
+
+
+def _missing(error: LockError) -> set[str]:
+    """Return the packages that the index does not have as required: without a wheel, or withdrawn."""
+    names = set(error.names) if isinstance(error, NoWheelError) else set()
+    pairs = _WITHDRAWN.findall(getattr(error, "tree", "") or error.message)
+    return names | {canonicalize_name(name) for pair in pairs for name in pair if name}
 
 
 def _choose_release(
@@ -778,14 +798,9 @@ def _known_scans(
 def _known_scan(access: Access, cache: PackageCache, wheel: LockedWheel, *, own: bool) -> ScanResult | None:
     package = InstalledPackage(name=wheel.name, version=wheel.version)
     machine = wheel.filename.removesuffix(".whl").rpartition("-")[2].partition(".")[0]
-    if row := scanned(wheel.sha256) or next(
-        (
-            row.contents
-            for row in scanned_wheels()
-            if (row.package, row.version) == (wheel.name, wheel.version)
-            and wheel_platform(row.file) == wheel_platform(wheel.filename)
-        ),
-        None,
+    architecture = wheel_platform(wheel.filename)
+    if row := scanned(wheel.sha256) or (
+        scanned_release(wheel.name, wheel.version, architecture) if architecture else None
     ):
         return row
     if not own and wheel.size < (LARGE if machine == "any" else _SMALL):
@@ -893,7 +908,9 @@ def _join_package(
     first = solution.wheels[0]
     tools = {*compilers(contents), *(w.name for w in solution.wheels if _COMPILER_PACKAGES.fullmatch(w.name))}
     absent = (
-        f"; not judged, because they have no wheel: {', '.join(solution.absent)}" if solution.absent else ""
+        f"; not judged, because the index has no wheel: {', '.join(solution.absent)}"
+        if solution.absent
+        else ""
     )
     how = (
         f"the package index, solved on {solution.solved:%Y-%m-%d} for Python {solution.python} "
@@ -906,6 +923,7 @@ def _join_package(
         package=f"{first.name} {first.version}",
         parts=tuple(parts),
         compilers=tuple(sorted(tools)),
+        own_compilers=compilers(scans[0]),
         replaceable=solution.replaceable,
         oldest=solution.oldest,
         newest=solution.newest,
@@ -983,6 +1001,10 @@ def predict_inspected(
     rows.sort(key=lambda row: (row[1].package in undecided, _SEVERITY.index(row[0].answer)))
     worst, first = rows[0]
     answers = tuple(row for _, row in rows if row.package in {part.source for part in inspected.parts})
+    if not own and inspected.own_compilers and worst.answer in (Compatibility.YES, Compatibility.PTX):
+        makers = ", ".join(inspected.own_compilers[:3])
+        reason = f"what {makers} of {inspected.package} compiles at run time is not known"
+        return replace(worst, answer=Compatibility.UNKNOWN, reason=reason), answers
     itself = "" if own else f"{inspected.package} has no GPU code itself; "
     prediction = replace(
         worst,
@@ -1015,6 +1037,36 @@ def _other_torch(
             local = f"cu{build.question.cuda.replace('.', '')}"
             return answer.answer, f"install torch=={version}+{local} from PyTorch's index"
     return None
+
+
+def fix_inspected(inspected: InspectResult, prediction: Prediction, driver: str, *, gpu: str = "") -> str:
+    """Return what may work instead of a package of the index that does not run, empty if unknown.
+
+    Another driver, else its last release for a GPU that is newer than its code, an earlier one for an older
+    GPU.
+    """
+    if not inspected.package or prediction.answer not in (Compatibility.NO, Compatibility.PARTLY):
+        return ""
+    capability = prediction.capability
+    if driver and prediction.answer is Compatibility.NO:
+        bare, _ = predict_inspected(inspected, capability, gpu=gpu)
+        if bare.answer in (Compatibility.YES, Compatibility.PTX, Compatibility.PARTLY):
+            return (
+                f"driver {bare.driver} or newer"
+                if bare.driver and older(driver, bare.driver)
+                else "another driver"
+            )
+    name, version = inspected.package.split(" ")
+    modules = [row for part in inspected.parts for library in part.libraries for row in library.modules]
+    codes = {code.architecture for row in modules for code in row.codes}
+    known = sorted(code for code in codes if code)
+    if not known or capability.processor:
+        return ""
+    if capability >= known[-1] and inspected.newest not in ("", version):
+        return f"{name} {inspected.newest}, its newest release"
+    if capability < known[0] and inspected.oldest not in ("", version):
+        return f"an older release of {name}, whose first is {inspected.oldest}"
+    return ""
 
 
 def predict_everywhere(inspected: InspectResult, driver: str = "") -> tuple[Prediction, ...]:

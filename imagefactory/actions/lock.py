@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -33,22 +32,22 @@ from imagefactory.errors import (
     StaleError,
     StatementError,
     ToolError,
+    UnreachableError,
     UnsolvableError,
     UsageError,
     os_problem,
+    without_logins,
 )
 from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
 from imagefactory.http import HttpError, HttpSession, RetryPolicy, redact
-from imagefactory.lock import Locker, LockRequest, OutdatedPackage, files
-from imagefactory.lock.conda import by_conda_lock
+from imagefactory.lock import Locker, LockRequest, OutdatedPackage, export, files
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.debian.lock import deb_filename, read_base_lock, write_base_lock
 from imagefactory.lock.download import PackageCache
-from imagefactory.lock.files import lock_names
 from imagefactory.lock.layers import (
     format_layer_lock,
     layers_path,
@@ -57,6 +56,7 @@ from imagefactory.lock.layers import (
     wrong_entries,
 )
 from imagefactory.lock.pypi.outdated import PypiRelease, releases
+from imagefactory.lock.pypi.requirements import from_files, from_indexes
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
 from imagefactory.lock.pypi.uv import UvLocker
@@ -324,6 +324,7 @@ def solve_request(
     """
     target = request.target
     if target.frozen:
+        progress.note(f"{target.name}: it gets the files of {target.frozen.file}, and nothing is solved")
         return frozen_part(target, "freeze")(access, request, progress), ()
     locker = target_locker(access, target)
     try:
@@ -440,7 +441,8 @@ def solve_target(
     metadata, which is fast. Pass the same `locker` again to reuse its answers. Raises UnsolvableError,
     UnreachableError, UnbuiltError (NoWheelError with `declared`), or the solver's errors.
     """
-    request = LockRequest(target=target, base=base, under=parent_lock)
+    cutoff = release_cutoff(project, target, None, LockOptions())
+    request = LockRequest(target=target, base=base, under=parent_lock, cutoff=cutoff)
     if target.source == "pypi" and not (parent_lock and parent_lock.conda):
         locker = locker or uv_locker(package_index(project))
         pins = locker.versions(request, progress, declared=declared)
@@ -530,23 +532,66 @@ def _with_places(project: Project, target: Target, error: UnsolvableError) -> st
 
 
 def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
-    """Return the committed lock of a conda target in conda-lock's format, and the packages that it omits.
+    """Return the committed lock of a target in a format of `export.FORMATS`, and what it omits.
 
-    Raises UsageError for a target of wheels, and as `require_lock` and `by_conda_lock.render` do.
+    The index is queried for the addresses of wheels. Raises UsageError for a format that cannot contain the
+    target's packages, and as `require_lock` and the functions of `export` do.
     """
-    wheels = shlex.quote(str(project.lock_folder / lock_names(target.name, conda=True)[1]))
-    if not target.conda:
+    if kind in export.OF_CONDA and not target.conda:
         raise UsageError(
             "target-without-conda",
             f"{target.name} has no conda packages",
-            hint=f"use its requirements file: pip install --no-deps -r {wheels}",
+            hint="use --render pylock or --render requirements",
         )
     lock = require_lock(project, target)
+    if kind in ("pylock", "requirements") and not lock.wheels:
+        raise UsageError(
+            "target-without-wheels",
+            f"{target.name} has no packages from PyPI",
+            hint="use --render conda-lock, --render pixi or --render explicit",
+        )
+    if kind not in export.WITH_WHEELS:
+        omitted = f"{len(lock.wheels)} packages from PyPI are not in it: --render requirements prints them"
+        return export.render(lock, kind), omitted if lock.wheels else ""
+    index, local = package_index(project), from_files(lock.origins)
+    main = without_logins(index.url) or "https://pypi.org/simple"
+    if kind in export.OF_CONDA:
+        if local:
+            raise UsageError(
+                "option-conflict",
+                f"{next(iter(local.values()))} is a wheel of the project, which --render {kind} cannot name",
+                hint="use --render requirements",
+            )
+        urls = _public_addresses(project, lock)
+        if kind == "pixi":
+            return export.format_pixi(lock, urls, main), ""
+        return export.format_conda_lock_file(lock, urls), ""
     omitted = (
-        f"{len(lock.wheels)} packages from PyPI are not in it: add them to the environment with pip install "
-        f"--no-deps -r {wheels}"
+        f"{len(lock.conda)} conda packages are not in it: --render explicit prints them" if lock.conda else ""
     )
-    return by_conda_lock.render(lock, kind), omitted if lock.wheels else ""
+    named = from_indexes(lock.origins)
+    indexes = {name: without_logins(index.address(other, name)) for name, other in named.items()}
+    if kind == "requirements":
+        return export.format_requirements(lock, local, sorted(set(indexes.values()))), omitted
+    remote = {wheel.name: indexes.get(wheel.name, main) for wheel in lock.wheels if wheel.name not in local}
+    return export.format_pylock(lock, _public_addresses(project, lock), remote), omitted
+
+
+def _public_addresses(project: Project, lock: Lock) -> dict[str, str]:
+    """Return the address of each wheel by file name, without users and passwords.
+
+    A wheel of the project has its path.
+    """
+    local = from_files(lock.origins)
+    paths = {wheel.filename: local[wheel.name] for wheel in lock.wheels if wheel.name in local}
+    remote = replace(
+        lock,
+        conda=(),
+        wheels=tuple(wheel for wheel in lock.wheels if wheel.name not in local),
+        origins=tuple(pair for pair in lock.origins if pair[0] not in local),
+    )
+    urls = uv_locker(package_index(project)).addresses(remote) if remote.wheels else {}
+    return paths | {name: without_logins(url) for name, url in urls.items()}
 
 
 def outdated_packages_of(access: Access, lock: Lock) -> tuple[OutdatedPackage, ...]:
@@ -747,7 +792,7 @@ def _missing_archives(
                 return True
             unknown.setdefault(
                 host,
-                LockError(
+                UnreachableError(
                     "channel-unreachable",
                     redact(str(error)),
                     hint="check the network, and the settings channels and certificates",

@@ -15,7 +15,13 @@ from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import CheckFailedError, ImagefactoryError, StatementError, StoreError, UsageError
-from imagefactory.oci.candidates import APPROVAL_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
+from imagefactory.oci.candidates import (
+    APPROVAL_TYPE,
+    BUNDLE_TYPE,
+    REVOCATION_TYPE,
+    TEST_RESULT_TYPE,
+    VERDICT_TYPE,
+)
 from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
@@ -147,7 +153,7 @@ def count_valid(access: Access, repo: StoreRepository, now: datetime) -> Callabl
     def count(digest: str) -> int:
         if repo.store.manifest(repo.repository, digest) is None:
             return 0  # an index lists it, and it is missing
-        if not repo.store.referrers(repo.repository, digest, VERDICT_TYPE):
+        if not repo.store.referrers(repo.repository, digest, VERDICT_TYPE, BUNDLE_TYPE):
             return 0
         return sum(
             result.proves for result in find_in(access, repo, read_subject(repo, digest), policy).judged
@@ -196,7 +202,7 @@ def attach_signed(
     places = places_of(access, signed.verdict.report.subject, reference)
     for repo, subject in places:
         envelopes = (signed.envelope, signed.test_result)
-        statements = verdict_statements(envelopes, signed.verdict.expires, subject)
+        statements = verdict_statements(access, envelopes, signed.verdict.expires, subject)
         for fault in attach_all(access, repo, statements, progress):
             if fault:
                 raise fault
@@ -233,12 +239,18 @@ def places_of(
 
 
 def verdict_statements(
-    envelopes: tuple[bytes, bytes], until: datetime, subject: VerifiedImage
+    access: Access, envelopes: tuple[bytes, bytes], until: datetime, subject: VerifiedImage
 ) -> tuple[StatementRequest, ...]:
-    """Return the two statements of a verdict: its own envelope, and the test result (in-toto)."""
+    """Return the two statements of a verdict: its own envelope, and the test result (in-toto).
+
+    With the setting `sigstore-bundles`, both are returned as bundles too.
+    """
+    rows = list(zip((VERDICT_TYPE, TEST_RESULT_TYPE), envelopes, strict=True))
+    if access.settings.with_bundles:
+        rows += [(BUNDLE_TYPE, envelope) for envelope in envelopes]
     return tuple(
         StatementRequest(subject=subject, kind=kind, envelope=envelope, until=until)
-        for kind, envelope in zip((VERDICT_TYPE, TEST_RESULT_TYPE), envelopes, strict=True)
+        for kind, envelope in rows
     )
 
 

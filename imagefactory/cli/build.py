@@ -303,10 +303,11 @@ def _or_qemu(built: BuildResult) -> str:
 @click.option("--note", metavar="TEXT", help="Store this line in the lock of a conda target ('' removes it).")
 @click.option(
     "--render",
-    type=click.Choice(["explicit", "env"]),
+    metavar="FORMAT",
+    type=click.Choice(("explicit", "env", "conda-lock", "pixi", "pylock", "requirements")),
     help=(
-        "Print the lock of a conda target for conda: explicit has its exact packages, env is an "
-        "environment.yml."
+        "Print the lock for other tools: explicit or env for conda, conda-lock, pixi, pylock for uv and pip, "
+        "or requirements with hashes."
     ),
 )
 @json_option
@@ -497,7 +498,7 @@ def _lock(
 
 
 def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
-    """Print the lock of one conda target in a format that conda reads.
+    """Print the lock of one target in a format of another tool.
 
     A note lists what it cannot contain.
     """
@@ -506,7 +507,8 @@ def _render(call: CommandContext, names: tuple[str, ...], kind: str) -> None:
     factory = call.factory
     selection = choose_targets(factory, _check_no_bases(names)) if _check_no_bases(names) else ()
     if len(selection) != 1 or len(names) != 1:
-        file = "explicit.txt" if kind == "explicit" else "env.yml"
+        files = {"env": "environment.yml", "conda-lock": "conda-lock.yml", "pixi": "pixi.lock"}
+        file = files.get(kind, "pylock.toml" if kind == "pylock" else f"{kind}.txt")
         raise UsageError(
             "option-conflict",
             "--render requires exactly one target",

@@ -588,7 +588,7 @@ def _scan(
 def _answer(
     name: str, query: GpuQuery, inspected: InspectResult, verified: Mapping[Capability, CellClaim]
 ) -> tuple[Compatibility, str, ScannedGpuRow]:
-    from imagefactory.actions.inspect import predict_inspected
+    from imagefactory.actions.inspect import fix_inspected, predict_inspected
     from imagefactory.gpu.amd import predict_amd
     from imagefactory.gpu.cells import predict_other_processor
     from imagefactory.views.inspect import (
@@ -611,11 +611,13 @@ def _answer(
         requested_driver=query.driver,
         **prediction_json(prediction),
         verified=proof,
+        fix="" if proof else fix_inspected(inspected, prediction, query.driver, gpu=query.title),
         packages=[
             PackageAnswerRow(package=part.package, answer=part.answer, reason=part.reason) for part in parts
         ],
     )
     line = format_answer(name, query, prediction, proof)
+    line += f"; try {row['fix']}" if row["fix"] else ""
     if inspected.package:
         line = format_parts(line, [(part.package, part.answer, part.reason) for part in parts], inspected.how)
     answer = (proof or prediction).answer

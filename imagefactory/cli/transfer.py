@@ -139,6 +139,20 @@ class ImageExportDocument(TypedDict):
     digest: str
 
 
+class SourcesExportDocument(TypedDict):
+    """The directory with the locked files of a target."""
+
+    format: Literal["imagefactory.image-export-sources/1"]
+    target: str
+    path: str
+    files: int
+    copied: int
+    """The files that the directory did not have yet."""
+    size: int
+    base: str
+    """The image of a pulled base, which is not in the directory; empty for a base of Debian packages."""
+
+
 class SifExportDocument(SifRow):
     """The .sif file of an image."""
 
@@ -461,13 +475,17 @@ def copy(
     "--format",
     "kind",
     type=click.Choice(
-        ["oci-archive", "docker-archive", "sif", "sqsh", *(["module"] if has_extra("modules") else [])]
+        [
+            *("oci-archive", "docker-archive", "sif", "sqsh", "sources"),
+            *(["module"] if has_extra("modules") else []),
+        ]
     ),
     default="oci-archive",
     show_default=True,
     help=(
         "oci-archive is for Podman, skopeo and Apptainer, docker-archive for `docker load`, sif for "
-        "Apptainer, sqsh for enroot and pyxis, module for `module load`."
+        "Apptainer, sqsh for enroot and pyxis, module for `module load`. sources are the locked packages, to "
+        "build it again years later."
     ),
 )
 @click.option(
@@ -480,8 +498,8 @@ def copy(
     "--output",
     type=click.Path(path_type=Path),
     help=(
-        "The file, or the directory of modules.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif, TARGET.sqsh "
-        "or modules]"
+        "The file, or the directory of modules or sources.  [default: TARGET.FORMAT.tar, TARGET-SHA256.sif, "
+        "TARGET.sqsh, modules, or the setting sources]"
     ),
 )
 @json_option
@@ -489,13 +507,14 @@ def copy(
 def export(
     call: CommandContext, name: str, kind: str, compression: str | None, output: Path | None, as_json: bool
 ) -> None:
-    """Write an image as a file or an environment module.
+    """Write an image as a file or a module, or write its packages.
 
     \b
     imagefactory image export pytorch-2.3-cu121 --format docker-archive
     imagefactory image export pytorch-2.3-cu121 --format sif
     imagefactory image export pytorch-2.3-cu121 --format sqsh
     imagefactory image export pytorch-2.3-cu121 --format module -o /software/gpu
+    imagefactory image export pytorch-2.3-cu121 --format sources -o /archive
 
     Slurm's plugin pyxis starts a .sqsh file: srun --container-image=./FILE.sqsh.
 
@@ -508,6 +527,8 @@ def export(
             "--compression requires --format sif or sqsh",
             hint="add --format sif or remove --compression",
         )
+    if kind == "sources":
+        return _export_sources(call, name, output, as_json=as_json)
     if kind == "module":
         return _export_module(call, name, output or Path("modules"), as_json=as_json)
     if kind == "sif":
@@ -558,6 +579,34 @@ def export(
     size = format_bytes(path.stat().st_size)
     print_result(f"wrote {path} ({size}), image {image.name}@{image.digest}\nread it: {load}")
     return None
+
+
+def _export_sources(call: CommandContext, name: str, output: Path | None, *, as_json: bool) -> None:
+    from imagefactory.actions.build import export_sources
+
+    factory = call.factory
+    directory = output or factory.settings.sources_path or Path("sources")
+    exported = export_sources(factory, factory.select_single(name), directory, call.progress)
+    if as_json:
+        return print_json(
+            SourcesExportDocument(
+                format="imagefactory.image-export-sources/1",
+                target=exported.target,
+                path=str(directory),
+                files=exported.files,
+                copied=exported.copied,
+                size=exported.size,
+                base=exported.base,
+            )
+        )
+    if exported.base:
+        call.progress.note(f"the base {exported.base} is not in it: keep a copy in a registry")
+    size = format_bytes(exported.size)
+    return print_result(
+        f"wrote {exported.files} files to {directory} ({size}, {exported.copied} new)\n"
+        f'build from it: sources = "{directory.absolute()}" in your settings, then imagefactory build '
+        f"{exported.target}"
+    )
 
 
 def _export_module(call: CommandContext, name: str, directory: Path, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import platform
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import total_ordering
+from functools import cache, total_ordering
 
 _PROCESSOR = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])")
 _CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?(?:([0-9]{1,2})\.([0-9])|([0-9]{1,2})([0-9]))")
@@ -92,6 +92,7 @@ class GpuCode:
         return f"{self.kind}_{number}{self.suffix}{f'/{self.isa}' if self.isa else ''}"
 
 
+@cache
 def parse_code(text: str) -> GpuCode:
     """Parse the output of `str(code)`. Raises ValueError."""
     if _AMD.fullmatch(text):

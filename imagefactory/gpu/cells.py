@@ -278,8 +278,8 @@ def run_time_code(question: CellQuery) -> RunTimeCode | None:
 def _offer(question: CellQuery) -> Iterator[CellClaim]:
     """Yield NO if the framework version was not released for that CUDA.
 
-    Yield nothing if its releases are unknown. For ROCm and for arm64 they are: AMD and NVIDIA build the same
-    releases for other versions, in indexes of their own.
+    Yield nothing if only its wheels on PyPI are known, since other indexes have more. For ROCm and for arm64
+    they have: AMD and NVIDIA build the same releases for other versions.
     """
     name, version, cuda = question.framework, question.version, question.cuda
     if not cuda or rocm_of(cuda) or _platform(question) != "amd64":
@@ -295,7 +295,7 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
     known = {row.cuda: row.source for row in rows}
     known |= {row.cuda: row.source for row in knowledge.offered(name, version)}
     known = {other: source for other, source in known.items() if not rocm_of(other)}
-    if known and not any(covers(other, cuda) or covers(cuda, other) for other in known):
+    if rows and not any(covers(other, cuda) or covers(cuda, other) for other in known):
         offers = " and ".join(sorted(known, key=natural))
         reason = f"{name} {version} is built for CUDA {offers}, not for {cuda}"
         yield _no("cuda-not-offered", reason, next(iter(known.values())))

@@ -16,7 +16,7 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import BinaryIO, TypeVar
 from imagefactory.errors import DownloadError, os_problem
 from imagefactory.http import (
     HttpSession,
+    Login,
     RejectedError,
     RetryPolicy,
     TransientError,
@@ -177,6 +178,23 @@ class PackageCache:
             gone=gone,
         )
 
+    def adopt(self, packages: Iterable[LockedPackage], directory: Path, progress: Progress) -> int:
+        """Copy packages that the cache lacks from `directory`, which has the layout of a cache.
+
+        Each is checked by its size and hash. Returns the number of copies.
+        """
+        files = [
+            self._file(package, source.absolute().as_uri())
+            for package in self.missing(packages)
+            if (source := directory / self.path(package).relative_to(self.folder)).is_file()
+        ]
+        copy_files(files, progress)
+        return len(files)
+
+    def copies(self, files: Mapping[LockedPackage, Path]) -> list[RemoteFile]:
+        """Return the copies of files of another cache to this one."""
+        return [self._file(package, path.absolute().as_uri()) for package, path in files.items()]
+
     def _make_room(self, files: Iterable[RemoteFile]) -> None:
         """Raise DownloadError before the first byte if the disk is too small."""
         needed = sum(file.missing_bytes for file in files)
@@ -204,6 +222,26 @@ def reporting_sleep(
         sleep(seconds)
 
     return report
+
+
+def is_complete(file: RemoteFile) -> bool:
+    """Return whether a file of the right size is at its path."""
+    return _size_of(file.path) == file.size
+
+
+class LocalFiles:
+    """The access to files of this machine: `file:` addresses."""
+
+    certificates = proxy = ""
+
+    def login(self, url: str) -> Login:  # noqa: ARG002
+        return None
+
+
+def copy_files(files: Sequence[RemoteFile], progress: Progress) -> None:
+    """Copy files of this machine, as `fetch_files` does."""
+    if files:
+        fetch_files(files, LocalFiles(), progress, label="files", retry_policy=RetryPolicy(attempts=1))
 
 
 def fetch_files(

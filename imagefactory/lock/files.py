@@ -16,7 +16,7 @@ from pathlib import Path
 
 from imagefactory.errors import LockError, os_problem
 from imagefactory.fs import replace_text
-from imagefactory.lock.conda import by_conda_lock
+from imagefactory.lock import export
 from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda import file as conda_file
 from imagefactory.lock.git import git_output
@@ -137,7 +137,7 @@ def _check_readable(lock: Lock, texts: Mapping[str, str]) -> None:
                 hint="remove this package from the recipe, or get it from another channel",
             ) from error
         if all(package.md5 for package in lock.conda):  # else the lock's own head says which tools read it
-            by_conda_lock.read_back(lock, texts[CONDA])
+            export.read_back(lock, texts[CONDA])
 
 
 def format_lock_files(lock: Lock) -> dict[str, str]:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from packaging.utils import canonicalize_name
 
@@ -242,30 +243,28 @@ def check_known(table: Sequence[CompatRow]) -> None:
 
 def with_fixes(table: Sequence[CompatRow], gpu: CompatGpu) -> tuple[CompatRow, ...]:
     """Return the rows of one GPU, those that do not run there with what would work instead."""
-    answers: dict[str, list[tuple[str, str]]] = {}
-    return tuple(row if serves(row.cells[0]) else replace(row, fix=_fix(row, gpu, answers)) for row in table)
+    return tuple(replace(row, fix=fix_of(row.candidate, row.cells[0], gpu)) for row in table)
 
 
-def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]]]) -> str:
-    question, answer = row.candidate.question, row.cells[0]
-    claim = answer.claims[0] if answer.claims else None
+def fix_of(candidate: CoverCandidate, answer: Cell, gpu: CompatGpu) -> str:
+    """Return what would work instead of a candidate on a GPU, or the next step if that is not known.
+
+    Empty if it runs there.
+    """
+    question, claim = candidate.question, answer.claims[0] if answer.claims else None
+    if serves(answer):
+        return ""
     if answer.answer is Compatibility.UNKNOWN or claim is None:
         release = f"look it up: imagefactory compat {question.framework}=={question.version}"
-        return f"run imagefactory verify {row.candidate.name}" if row.candidate.name else release
+        return f"run imagefactory verify {candidate.name}" if candidate.name else release
     if claim.rule == "driver-gpu":
         any_driver = replace(gpu, driver="")
-        other = replace(row, cells=(cell(row.candidate, any_driver),))
-        more = "" if serves(other.cells[0]) else _fix(other, any_driver, {})
+        more = fix_of(candidate, cell(candidate, any_driver), any_driver)
         return driver_fix(gpu.capability, gpu.driver) + (f" and {more}" if more else "")
     if claim.rule == "driver-floor":
         return _floor_fix(claim, question.cuda, gpu)
     framework, version = question.framework, question.version
-    if framework not in answers:
-        others = [_release(framework, row.version, row.cuda) for row in knowledge.releases(framework)]
-        answers[framework] = [
-            (other.question.version, other.question.cuda) for other in others if serves(cell(other, gpu))
-        ]
-    running = answers[framework]
+    running = _running(framework, replace(gpu, name="", count=1))
     same = [cuda for other, cuda in running if covers(other, version) or covers(version, other)]
     if tags := [_tag(cuda) for cuda in same if cuda != question.cuda]:
         return f"{tags[0]} of the same release"
@@ -283,6 +282,13 @@ def _fix(row: CompatRow, gpu: CompatGpu, answers: dict[str, list[tuple[str, str]
         if bool(rocm_of(row.cuda)) is amd and natural(row.version) >= natural(newer[0])
     }
     return f"{framework} {newer[0]}{' or newer' if known <= set(newer) else ''}"
+
+
+@cache
+def _running(framework: str, gpu: CompatGpu) -> tuple[tuple[str, str], ...]:
+    """Return the releases of a framework (version, CUDA) that run on a GPU."""
+    others = [_release(framework, row.version, row.cuda) for row in knowledge.releases(framework)]
+    return tuple((row.question.version, row.question.cuda) for row in others if serves(cell(row, gpu)))
 
 
 def _tag(cuda: str) -> str:

@@ -20,6 +20,7 @@ from imagefactory.gpu.cells import NO_TARGET, CellEvidence, answer_cell, cell_qu
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
 from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility
+from imagefactory.matrix.compat import CompatGpu, CoverCandidate, fix_of
 from imagefactory.model import Lock, Target
 from imagefactory.trust.claims import REFUSALS, last_verdicts, verified_claims
 from imagefactory.trust.verdict import VerificationResult
@@ -147,13 +148,15 @@ class CellRuling:
     """A decision whether to test a cell. `claim` is the deciding one, None without evidence.
 
     `against` are all claims that skip the cell: `--ignore-rule` must name each of their rules. `allowed`
-    are ignored claims that would skip it. `warnings` are negative claims that do not skip it.
+    are ignored claims that would skip it. `warnings` are negative claims that do not skip it. `fix` is what
+    would work instead of a skipped cell, empty if unknown.
     """
 
     claim: CellClaim | None
     against: tuple[CellClaim, ...] = ()
     allowed: tuple[CellClaim, ...] = ()
     warnings: tuple[CellClaim, ...] = ()
+    fix: str = ""
 
     @property
     def skipped(self) -> bool:
@@ -229,7 +232,9 @@ def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
         known = {} if device.part else stage.evidence.verified
         known = {**known, **verified_claims(stage.verdicts, device.oldest_driver, device.part)}
         evidence = replace(stage.evidence, verified=known)
-        ruling = weigh_claims(inputs.answer(question, evidence), inputs.allow, required=is_required)
+        answer = inputs.answer(question, evidence)
+        ruling = weigh_claims(answer, inputs.allow, required=is_required)
+        ruling = with_fix(ruling, answer, device, stage.target.name)
         if reason := inputs.avoided.get(device, ""):
             claim = CellClaim(
                 basis=ClaimBasis.DOCUMENTED,
@@ -238,7 +243,7 @@ def _plan_target(stage: TargetStatus, inputs: PlanInput) -> PlannedTarget:
                 reason=reason,
                 source=AVOIDED_BY,
             )
-            ruling = replace(ruling, claim=claim, against=(claim, *ruling.against))
+            ruling = replace(ruling, claim=claim, against=(claim, *ruling.against), fix="")
         state = _cell_state(stage, ruling, verifying=bool(inputs.devices))
         proofs = last_verdicts(stage.verdicts, device.part)
         verified, until = proofs.get(device.capability, (None, None))
@@ -317,6 +322,17 @@ def weigh_claims(cell: Cell, allow: frozenset[str], *, required: bool = False) -
         allowed=allowed,
         warnings=tuple(claim for claim in (*part, *cell.warnings) if claim not in against),
     )
+
+
+def with_fix(ruling: CellRuling, answer: Cell, device: PlanGpu, target: str = "") -> CellRuling:
+    """Return the ruling about a cell, with what would work instead if it is skipped, as `compat` names it."""
+    if not ruling.skipped:
+        return ruling
+    gpu = CompatGpu(
+        name=device.name, capability=device.capability, driver=answer.question.driver, host=device.host
+    )
+    candidate = CoverCandidate(name=target, group="", question=answer.question)
+    return replace(ruling, fix=fix_of(candidate, answer, gpu))
 
 
 def _is_grave(fault: CellClaim) -> bool:

@@ -26,6 +26,7 @@ from imagefactory.matrix.plan import (
     CellRuling,
     PlanGpu,
     weigh_claims,
+    with_fix,
 )
 from imagefactory.recipes.yaml_tree import show
 from imagefactory.versions import natural, nearest
@@ -228,8 +229,8 @@ def _rule_row(row: VersionSpaceRow, listed: PlanGpu | None, query: RowsQuery) ->
     )
     cell = query.answer(question, CellEvidence())
     against = (*_recorded(row, query), *_unmatched(row, listed, query))
-    cell = replace(cell, warnings=(*against, *cell.warnings))
-    return RowRuling(row=ruled, ruling=weigh_claims(cell, query.allow))
+    ruling = weigh_claims(replace(cell, warnings=(*against, *cell.warnings)), query.allow)
+    return RowRuling(row=ruled, ruling=ruling if against else with_fix(ruling, cell, ruled.device))
 
 
 def _recorded(row: VersionSpaceRow, query: RowsQuery) -> Iterator[CellClaim]:

@@ -46,10 +46,16 @@ PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
 """The artifact type of an envelope in a store, from in-toto's attestation framework (spec v1, "Envelope")."""
 PORTABLE_TYPE = "application/vnd.imagefactory.portable.v1+json"
 MODELS_TYPE = "application/vnd.imagefactory.models.v1"
-STATEMENT_TYPES = (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE)
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+"""The artifact type of a Sigstore bundle, as cosign attaches it."""
+STATEMENT_TYPES = (
+    *(VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE),
+    BUNDLE_TYPE,
+)
 DELETED_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),
     *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
+    BUNDLE_TYPE,
 )
 """Types of artifacts about a candidate that are deleted together with the candidate."""
 CREATED = "org.opencontainers.image.created"

@@ -642,9 +642,11 @@ class LayoutStore:
         if name in self.layout.tags():
             self.layout.untag(name)
 
-    def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:  # noqa: ARG002
+    def referrers(self, repository: str, digest: str, *artifact_types: str) -> tuple[Descriptor, ...]:  # noqa: ARG002
         rows = self.layout.referrers(digest)
-        return tuple(descriptor for descriptor, row_type in rows if artifact_type in ("", row_type))
+        return tuple(
+            descriptor for descriptor, row_type in rows if row_type in (artifact_types or (row_type,))
+        )
 
 
 def _name(repository: str, tag: str) -> str:

@@ -238,5 +238,5 @@ class Store(Protocol):
     def untag(self, repository: str, tag: str) -> None:
         """Remove a tag; no error if there is none."""
 
-    def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """Return the manifests with the subject `digest`, all or those with one artifact type."""
+    def referrers(self, repository: str, digest: str, *artifact_types: str) -> tuple[Descriptor, ...]:
+        """Return the manifests with the subject `digest`, all or those with one of some artifact types."""

@@ -336,7 +336,7 @@ def _installed_path(member: zipfile.ZipInfo) -> str:
 
 _GAP = 1 << 20  # bytes that are read and dropped, because another request would take longer
 _RUN = 64 << 20  # bytes of one request, so that a large wheel is read by several threads
-_COMPILER = re.compile(r"ptxas|libnvrtc[-.].*|libnvvm\.so.*|.*libdevice.*\.bc")
+_COMPILER = re.compile(r"ptxas|libnvrtc[-.].*|libnvvm\.so.*|.*libdevice.*\.bc|libtvm\.so|libtilelang.*\.so")
 
 
 class NoRangesError(RejectedError):

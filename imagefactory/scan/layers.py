@@ -54,7 +54,7 @@ from imagefactory.trees import remove_tree
 # A record is only a cache. One that is unreadable, or from another scanner, counts as missing.
 
 
-SCANNER = 6
+SCANNER = 7
 """The version of the findings. Another number invalidates all stored scans."""
 RECORDS = "scans"
 

@@ -72,6 +72,8 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
 def _check_choices(values: Mapping[str, SettingValue]) -> None:
     if values["codec"].value not in ("zstd", "gzip"):
         raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
+    if values["sigstore_bundles"].value not in ("", "yes", "no"):
+        raise _invalid("sigstore-bundles", values["sigstore_bundles"], "yes or no", 'write "yes" or "no"')
     if not re.fullmatch("[0-9]+", values["workers"].value):
         raise _invalid("workers", values["workers"], "a number", "write 0 or more")
     choices = {
@@ -223,7 +225,7 @@ It is not a setting, since `config` prints settings.
 MIN_NONCE_STORE_KEY = 32
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """The bundled recipes and locks: links in a checkout, files in a wheel."""
-DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder")
+DIRECTORY_SETTINGS = ("store", "cache", "certificates", "signing_key", "catalog", "sif_folder", "sources")
 """Settings that can be paths. Relative paths start at the file that sets them."""
 
 
@@ -271,11 +273,13 @@ class Settings:
     debian_mirror: SettingValue
     debian_snapshot: SettingValue
     channels: SettingValue
+    sources: SettingValue
     solver: SettingValue
     cooldown: SettingValue
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
+    sigstore_bundles: SettingValue
     catalog: SettingValue
     catalog_mirrors: SettingValue
     center: SettingValue
@@ -311,6 +315,10 @@ class Settings:
         return Path(self.cache.value)
 
     @property
+    def sources_path(self) -> Path | None:
+        return Path(self.sources.value) if self.sources.value else None
+
+    @property
     def worker_count(self) -> int:
         return int(self.workers.value) or len(os.sched_getaffinity(0))
 
@@ -321,6 +329,11 @@ class Settings:
     @property
     def plain_hosts(self) -> tuple[str, ...]:
         return listed(self.plain_http.value)
+
+    @property
+    def with_bundles(self) -> bool:
+        """Return whether signed statements are attached as Sigstore bundles too."""
+        return self.sigstore_bundles.value == "yes"
 
     @property
     def allowed_licenses(self) -> tuple[str, ...]:

@@ -24,11 +24,13 @@ REASONS = {
     "debian-mirror": "it decides which servers are queried",
     "debian-snapshot": "it decides which servers are queried",
     "channels": "it decides which servers are queried, or which directories are read",
+    "sources": "it decides which files count as packages of Debian",
     "solver": "a program to run",
     "cooldown": "it decides which releases are accepted",
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
+    "sigstore-bundles": "it decides what is attached to images",
     "catalog": "it decides which servers are queried, or which file is read",
     "catalog-mirrors": "it decides which servers are queried, or which file is read",
     "center": "it decides whose images a name means",
@@ -135,6 +137,11 @@ MEANINGS = {
         "none",
         'a table, `"conda-forge" = "https://..."` or a directory that replaces a conda channel',
     ),
+    "sources": (
+        "none",
+        "a directory that `image export --format sources` wrote: builds look there first, and need no "
+        "mirror, index or channel for its files",
+    ),
     "solver": (
         "`rattler`",
         "of conda's packages: or your own `conda`, `mamba`, `micromamba`, or a path to one",
@@ -149,6 +156,10 @@ MEANINGS = {
     "signing-key": (
         "the one key that you have",
         "what signs verdicts: the name of a key, or the path of a `.pem`",
+    ),
+    "sigstore-bundles": (
+        "`no`",
+        "`yes` attaches verdicts and provenance also as [Sigstore bundles](../trust.md#other-tools)",
     ),
     "catalog": (
         "that of `registry`",

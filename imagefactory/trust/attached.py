@@ -23,9 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import ImagefactoryError, NoImageError, RegistryError, StoreError
+from imagefactory.errors import ImagefactoryError, NoImageError, RegistryError, StatementError, StoreError
 from imagefactory.fs import explain_full_disk, remove_inside, replacing
-from imagefactory.oci.candidates import REVOCATION_TYPE, STATEMENT_TYPES, VERDICT_TYPE
+from imagefactory.oci.candidates import BUNDLE_TYPE, REVOCATION_TYPE, STATEMENT_TYPES, VERDICT_TYPE
 from imagefactory.oci.graph import (
     EMPTY,
     EMPTY_BLOB,
@@ -55,10 +55,12 @@ from imagefactory.oci.store import DIGEST
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.trust.audit import append_lines
-from imagefactory.trust.envelope import LARGEST
+from imagefactory.trust.envelope import LARGEST, format_bundle, parse_bundle, predicate_type
+from imagefactory.trust.verdict import VERDICT
 from imagefactory.verify.report import VerifiedImage
 
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+_PREDICATE = "dev.sigstore.bundle.predicateType"
 
 MOST = 2000  # statements about one image
 MAX_REJECTED = 4  # failed uploads in a row before the rest are skipped; each was retried
@@ -84,12 +86,16 @@ class SignedStatement:
 
         Equal statements give equal bytes, so attaching twice adds nothing.
         """
-        layer = Descriptor(media_type=ENVELOPE_TYPE, digest=digest_of(self.envelope), size=len(self.envelope))
+        bundle = self.kind == BUNDLE_TYPE
+        data = format_bundle(self.envelope) if bundle else self.envelope
+        media_type = BUNDLE_TYPE if bundle else ENVELOPE_TYPE
+        layer = Descriptor(media_type=media_type, digest=digest_of(data), size=len(data))
         subject = Descriptor(
             media_type=self.subject.media_type, digest=self.subject.digest, size=self.subject.size
         )
-        manifest = artifact_of(self.kind, subject, (layer,))
-        return LocalArtifact(manifest=manifest, blobs=((EMPTY_BLOB, EMPTY), (layer, self.envelope)))
+        annotations = bundle_annotations(predicate_type(self.envelope)) if bundle else None
+        manifest = artifact_of(self.kind, subject, (layer,), annotations)
+        return LocalArtifact(manifest=manifest, blobs=((EMPTY_BLOB, EMPTY), (layer, data)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,11 @@ class AttachedStatement:
     kind: str
     envelope: bytes
     fault: str = ""
+
+
+def bundle_annotations(predicate: str) -> dict[str, str]:
+    """Return the annotations of a bundle's artifact, by which cosign and policies select it."""
+    return {"dev.sigstore.bundle.content": "dsse-envelope", _PREDICATE: predicate}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,11 +320,14 @@ def put_all(
 def read_statements(repository: StoreRepository, subject: str, kind: str) -> tuple[AttachedStatement, ...]:
     """Return the statements of type `kind` about the manifest `subject`, sorted by digest, not verified.
 
+    A verdict in a Sigstore bundle counts like its own artifact, and once if there are both.
+
     If there are more than MOST verdicts, only the last ones in the list are read, which are the newest in
     most registries. An extra row reports this. More than MOST revocations raise RegistryError, because a
     revocation that is not read would have no effect.
     """
-    referrers = repository.store.referrers(repository.repository, subject, kind)
+    kinds = (kind, BUNDLE_TYPE) if kind == VERDICT_TYPE else (kind,)
+    referrers = repository.store.referrers(repository.repository, subject, *kinds)
     digests = tuple(dict.fromkeys(referrer.digest for referrer in referrers))
     excess = len(digests) - MOST
     if excess > 0 and kind == REVOCATION_TYPE:
@@ -324,7 +338,9 @@ def read_statements(repository: StoreRepository, subject: str, kind: str) -> tup
         )
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="statements") as pool:
         read = pool.map(lambda digest: _read_statement(repository, digest, kind), sorted(digests[-MOST:]))
-        statements = tuple(statement for statement in read if statement is not None)
+        every = [statement for statement in read if statement is not None]
+    by_digest = {statement.digest: statement for statement in every}
+    statements = tuple(by_digest[digest] for digest in sorted(by_digest))
     if excess <= 0:
         return statements
     fault = f"{excess} more that {repository} lists first were not read: the list has more than {MOST}"
@@ -349,7 +365,10 @@ def _read_statement(repository: StoreRepository, digest: str, kind: str) -> Atta
         return None  # deleted in the meantime
     try:
         value = json.loads(there[1])
-        if artifact_type(value) != kind:
+        bundle = kind == VERDICT_TYPE and artifact_type(value) == BUNDLE_TYPE
+        if bundle and dict(value.get("annotations") or {}).get(_PREDICATE) != VERDICT:
+            return None  # a signature or another statement
+        if artifact_type(value) != kind and not bundle:
             raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
         if not DIGEST.fullmatch(layer.digest) or not 0 < layer.size <= LARGEST:
@@ -361,6 +380,15 @@ def _read_statement(repository: StoreRepository, digest: str, kind: str) -> Atta
         fault = "its envelope is missing there"
         return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=fault)
     data = b"".join(repository.store.read(repository.repository, layer))
+    if bundle:
+        try:
+            data = parse_bundle(data, "a bundle")
+            subject = parse_descriptor(value["subject"])
+        except (*MALFORMED, StatementError) as error:
+            return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=str(error))
+        # The name of the verdict is that of its own artifact, by which it can be revoked.
+        statement = SignedStatement(kind=kind, subject=subject, envelope=data)
+        digest = statement.artifact.manifest.descriptor.digest
     return AttachedStatement(digest=digest, kind=kind, envelope=data)
 
 
@@ -455,11 +483,14 @@ def _read_known(store: LayoutStore, descriptor: Descriptor) -> SignedStatement |
         value: dict[str, Any] = json.loads(there[1])
         (layer,) = map(parse_descriptor, value["layers"])
         subject = parse_descriptor(value["subject"])
-        envelope = b"".join(store.read("", layer))
-    except (*MALFORMED, StoreError):
+        data = b"".join(store.read("", layer))
+        kind = artifact_type(value)
+        envelope = parse_bundle(data, "a bundle") if kind == BUNDLE_TYPE else data
+        statement = SignedStatement(kind=kind, subject=subject, envelope=envelope)
+        digest = statement.artifact.manifest.descriptor.digest  # not that of bundles by other tools
+    except (*MALFORMED, StoreError, StatementError):
         return None
-    statement = SignedStatement(kind=artifact_type(value), subject=subject, envelope=envelope)
-    return statement if statement.artifact.manifest.descriptor.digest == descriptor.digest else None
+    return statement if digest == descriptor.digest else None
 
 
 def read_subject(repository: StoreRepository, digest: str, platform: str = "") -> VerifiedImage:

@@ -11,6 +11,7 @@ import binascii
 import json
 from dataclasses import dataclass
 
+from imagefactory.oci.candidates import BUNDLE_TYPE
 from imagefactory.serialize import ObjectSchema, invalid_value_error, printable_value
 from imagefactory.trust.keys import SigningKey
 
@@ -125,6 +126,52 @@ def parse_envelope(data: bytes, location: str, form: EnvelopeForm = IN_TOTO) -> 
         raise invalid_value_error(f"{location}: signatures[0].sig", "it is not an Ed25519 signature")
     payload = _decode(encoded, f"{location}: payload")
     return Envelope(payload=payload, payload_type=form.payload_type, keyid=keyid, signature=raw)
+
+
+def format_bundle(envelope: bytes) -> bytes:
+    """Return a signed envelope as a Sigstore bundle v0.3 whose key is given by its ID.
+
+    Source: sigstore/protobuf-specs, sigstore_bundle.proto. A bundle without a transparency log entry and a
+    timestamp is verified with the public key alone.
+    """
+    value = json.loads(envelope)
+    (signature,) = value["signatures"]
+    return format_json(
+        {
+            "mediaType": BUNDLE_TYPE,
+            "verificationMaterial": {"publicKey": {"hint": signature["keyid"]}, "tlogEntries": []},
+            "dsseEnvelope": value,
+        }
+    )
+
+
+def parse_bundle(data: bytes, location: str) -> bytes:
+    """Return the envelope in a Sigstore bundle with one signature by a key, in canonical form.
+
+    The bundle may have any spelling of JSON. Raises StatementError for other bundles.
+    """
+    try:
+        value = json.loads(data)
+        envelope = value["dsseEnvelope"]
+        (signature,) = envelope["signatures"]
+        hint = value["verificationMaterial"]["publicKey"].get("hint", "")
+        return format_json(
+            {
+                "payload": str(envelope["payload"]),
+                "payloadType": str(envelope["payloadType"]),
+                "signatures": [{"keyid": str(signature.get("keyid") or hint), "sig": str(signature["sig"])}],
+            }
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"it is not a Sigstore bundle with a key: {printable_value(str(error))}"
+        raise invalid_value_error(location, problem) from error
+
+
+def predicate_type(envelope: bytes) -> str:
+    """Return the predicate type of the in-toto statement in an envelope. Raises StatementError."""
+    payload = parse_envelope(envelope, "a statement").payload
+    value = parse_json(payload, "a statement")
+    return str(value.get("predicateType", "")) if isinstance(value, dict) else ""
 
 
 def is_signed_by(envelope: Envelope, keyid: str, public: bytes) -> bool:

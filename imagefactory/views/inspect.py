@@ -460,6 +460,8 @@ class ScannedGpuRow(PredictionRow):
     gpu: str
     requested_driver: str
     verified: CellClaim | None
+    fix: str
+    """What may work instead of a package of the index; empty if unknown."""
     packages: list[PackageAnswerRow]
     """Of a package of the index and of what it pins, the worst first; empty for others."""
 

@@ -138,7 +138,8 @@ def _skip_reason(ruling: CellRuling, sources: Footnotes) -> str:
     more = ", ".join(dict.fromkeys(claim.rule for claim in others))
     ground = first.rule if first.rule in _NO_CLAIM else f"{first.rule}, {first.basis}"
     text = f"{ground}: {first.reason}{sources.mark([first.source])}"
-    return f"{text}; also {more}" if more else text
+    text = f"{text}; also {more}" if more else text
+    return f"{text}; use {ruling.fix}" if ruling.fix else text
 
 
 def _sources(sources: Footnotes) -> list[str]:
@@ -335,6 +336,8 @@ class RulingRow(TypedDict):
     rule: str | None
     reason: str
     source: str
+    fix: str
+    """What would work instead of a skipped cell; empty if unknown."""
     override: str
     """The options that include a skipped cell."""
     skipped_by: Sequence[CellClaim]
@@ -470,6 +473,7 @@ def _ruling_json(ruling: CellRuling) -> RulingRow:
         rule=claim.rule if claim else None,
         reason=ruling.reason,
         source=claim.source if claim else "",
+        fix=ruling.fix,
         override=" ".join(f"--ignore-rule {item.rule}" for item in ruling.against),
         skipped_by=ruling.against,
         ignored=ruling.allowed,

@@ -9,18 +9,21 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.pylock import Pylock
 from uv import find_uv_bin
 
 from imagefactory.lock.pypi.requirements import parse_lock
 from tests.made.documents import check_printed
-from tests.services.factory import COMMAND, make_root
+from tests.services.factory import COMMAND, Factory, lend, make_root
 from tests.services.package_index import Index, package_index
 
 PROJECT = """\
@@ -104,7 +107,7 @@ def bringer(tmp_path: Path) -> Iterator[Bringer]:
             *(("einops", "0.7.0"), ("numpy", "1.26.4"), ("numpy", "2.2.0")),
             *(("markupsafe", "2.1.5"), ("setuptools", "80.9.0")),
         ):
-            index.add(name, version)
+            index.add(name, version, files={f"{name}.py": f"version = {version!r}"})
         bringer = Bringer(root=root, index=index, home=tmp_path / "home")
         bringer.uv("lock")
         index.add("einops", "0.8.0")  # published after the lock
@@ -175,6 +178,24 @@ def test_what_uv_exports_gives_the_same_files(bringer: Bringer, file: str, words
     assert all(digest in of_uv_lock(bringer.root)[name] for name, digest in bringer.locked().items())
 
 
+def test_a_poetry_lock_has_no_sizes_and_the_index_has(bringer: Bringer) -> None:
+    rows = tomllib.loads((bringer.root / "uv.lock").read_text())["package"]
+    text = ""
+    for row in rows:
+        if row["name"] in ("einops", "nvidia-cuda-runtime-cu12", "torch"):
+            files = [
+                f'{{file = "{w["url"].rpartition("/")[2]}", hash = "{w["hash"]}"}}' for w in row["wheels"]
+            ]
+            text += f'[[package]]\nname = "{row["name"]}"\nversion = "{row["version"]}"\ngroups = ["main"]\n'
+            text += f"files = [{', '.join(files)}]\n"
+    text += '[metadata]\nlock-version = "2.1"\npython-versions = ">=3.11"\ncontent-hash = "x"\n'
+    (bringer.root / "poetry.lock").write_text(text)
+    bringer.bring("poetry.lock")
+    bringer.ok("lock", "mine")
+    assert sorted(bringer.locked()) == ["einops", "nvidia-cuda-runtime-cu12", "torch"]
+    assert all(digest in of_uv_lock(bringer.root)[name] for name, digest in bringer.locked().items())
+
+
 def test_what_cannot_be_kept_stops_with_its_line(bringer: Bringer) -> None:
     (bringer.root / "lib").mkdir()
     (bringer.root / "lib/pyproject.toml").write_text('[project]\nname = "lib"\nversion = "1"\n')
@@ -195,3 +216,105 @@ def test_what_cannot_be_kept_stops_with_its_line(bringer: Bringer) -> None:
     value = bringer.ok(*words, "--partial")
     assert "skip: [lib, onlysource]" in value["recipe"]
     bringer.ok("lock", "mine")
+
+
+SMALL = """\
+[project]
+name = "trainer"
+version = "0.1"
+requires-python = "==3.11.*"
+dependencies = ["einops", "markupsafe"]
+[tool.uv]
+package = false
+"""
+PRINT_FILES = """
+import hashlib, json, pathlib, sysconfig
+root = pathlib.Path(sysconfig.get_paths()["purelib"])
+found = {str(p.relative_to(root)): p for p in root.rglob("*") if p.is_file()}
+files = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in found.items()}
+print(json.dumps(files))
+"""
+
+
+def test_an_image_holds_the_files_of_the_lock(base_store: Path, bringer: Bringer, tmp_path: Path) -> None:
+    """Each file of each locked wheel is in the image with its bytes, and no other distribution is."""
+    root, lent = bringer.root, lend(base_store, tmp_path / "lent")
+    (root / "pyproject.toml").write_text(SMALL)
+    bringer.uv("lock")
+    bringer.index.add("einops", "0.9.0", files={"einops.py": "released = 'after the lock'"})
+    environ = {**bringer.environ, "HOME": str(bringer.home)}
+    factory = Factory(store=lent.store, cache=lent.cache, root=root, extra=environ)
+    factory.run(
+        "recipe", "import", str(root / "uv.lock"), "--family", "mine", "--frozen", "--framework", "einops"
+    )
+    factory.run("lock", "mine")
+    target = json.loads(factory.run("list", "mine", "--json").stdout)["targets"][0]["target"]
+    assert target == "mine-0.7.0-cpu"
+    factory.build(target)
+    files = json.loads(factory.run("run", target, "--", "python", "-c", PRINT_FILES).stdout)
+    digests = {digest for some in of_uv_lock(root).values() for digest in some}
+    wheels = [
+        path
+        for path in bringer.index.folder.glob("*.whl")
+        if hashlib.sha256(path.read_bytes()).hexdigest() in digests
+    ]
+    assert sorted(path.name.split("-")[0] for path in wheels) == ["einops", "markupsafe"]
+    for path in wheels:
+        with zipfile.ZipFile(path) as wheel:
+            for name in wheel.namelist():
+                if not name.endswith("/RECORD"):
+                    assert files[name] == hashlib.sha256(wheel.read(name)).hexdigest()
+    installed = {name.split("/")[0] for name in files if name.split("/")[0].endswith(".dist-info")}
+    assert installed == {"einops-0.7.0.dist-info", "markupsafe-2.1.5.dist-info"}
+
+
+# --- and out again ---
+
+
+def test_uv_and_pip_read_what_is_rendered(bringer: Bringer, tmp_path: Path) -> None:
+    (bringer.root / "pyproject.toml").write_text(PROJECT.replace(">=3.11", "==3.11.*"))
+    bringer.uv("lock")
+    bringer.bring("uv.lock")
+    bringer.ok("lock", "mine")
+    target = bringer.ok("list", "mine")["targets"][0]["target"]
+
+    def render(file: str, kind: str) -> Path:
+        command = [*COMMAND, "-C", str(bringer.root), "lock", target, "--render", kind]
+        done = subprocess.run(command, env=bringer.environ, capture_output=True, text=True, check=True)
+        (tmp_path / file).write_text(done.stdout)
+        return tmp_path / file
+
+    names = {"einops", "numpy", "torch", "nvidia-cuda-runtime-cu12"}
+    pylock = render("pylock.toml", "pylock")
+    Pylock.from_dict(tomllib.loads(pylock.read_text()))
+    for file in (pylock, render("requirements.txt", "requirements")):
+        options = ("--dry-run", "--no-deps", "--require-hashes", "--target", str(tmp_path / "into"))
+        machine = ("--python-version=3.11", "--python-platform=x86_64-manylinux_2_36")
+        done = subprocess.run(
+            [find_uv_bin(), "pip", "install", "-r", str(file), *options, *machine],
+            cwd=tmp_path, env=bringer.environ, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert {
+            line.split("==")[0].removeprefix(" + ") for line in done.stderr.splitlines() if "==" in line
+        } == names
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        "--index-url",
+        bringer.index.url,
+    ]
+    machine = (
+        "--python-version=3.11",
+        "--platform=linux_x86_64",
+        "--platform=manylinux2014_x86_64",
+        "--only-binary=:all:",
+    )
+    into = tmp_path / "files"
+    subprocess.run([*pip, *machine, "-r", str(tmp_path / "requirements.txt"), "-d", str(into)], check=True)
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in into.iterdir()}
+    assert digests == set(bringer.locked().values())

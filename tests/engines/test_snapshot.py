@@ -235,7 +235,8 @@ def world(service: Service, debian: Debian, tmp_path: Path, monkeypatch: pytest.
         environ=archive.apt_environment({**os.environ, "no_proxy": "127.0.0.1"}),
         snapshot=service.url,
     )
-    monkeypatch.setattr(fetch, "lock_architecture", lambda _: "amd64")
+    for module in (fetch, archive):
+        monkeypatch.setattr(module, "lock_architecture", lambda _: "amd64")
     return World(service, mirror, lock)
 
 
@@ -283,6 +284,24 @@ def test_a_service_that_limits_is_waited_for_and_a_torn_file_continues(world: Wo
     starts = [int(re.findall(r"\d+", span)[0]) for span in spans if span]
     assert len(starts) >= 2
     assert starts == sorted(starts)
+
+
+def test_packages_that_no_place_has_are_listed(world: World) -> None:
+    kept, old = world.lock.packages
+
+    def unavailable() -> tuple[tuple[DebianPackage, ...], ...]:
+        return archive.unavailable_packages(world.lock, (kept, old), world.mirror, QuietProgress())
+
+    assert unavailable() == ((old,), ())
+    of_mirror = [path for path in world.service.files if not path.startswith("/archive/")]
+    files = {path: world.service.files.pop(path) for path in of_mirror}
+    assert unavailable() == ((kept, old), ())  # as after the end of a suite
+    world.service.files = files
+    with fails("snapshot-unreadable", message="old 1:1.0+b1"):
+        unavailable()
+    world.mirror = replace(world.mirror, snapshot="")
+    assert unavailable() == ((old,), (old,))
+    assert not world.service.paths(".deb")
 
 
 def test_a_service_that_always_limits_is_reported(world: World) -> None:

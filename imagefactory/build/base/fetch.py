@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from imagefactory.errors import BuildError, DownloadError, LockError, os_problem
 from imagefactory.lock.changes import VersionChange, base_moves
@@ -31,9 +32,16 @@ from imagefactory.lock.debian.archive import (
     solve_base,
 )
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
+from imagefactory.lock.download import RemoteFile, copy_files
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
+
+
+class DebSource(Protocol):
+    """A place that has .debs: an archive, a snapshot or a directory."""
+
+    def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,14 @@ def fetch_base(
             progress.note(line)
     debs = tuple(deb_path(mirror.debs, package) for package in lock.packages)
     return BaseArchives(base=base, lock=lock, debs=debs, moved=moved)
+
+
+def cached_base(base: BaseSpec, lock: BaseLock, debs: Path) -> BaseArchives | None:
+    """Return the locked .debs in the cache, None if it lacks some."""
+    if _missing(lock, debs):
+        return None
+    paths = tuple(deb_path(debs, package) for package in lock.packages)
+    return BaseArchives(base=base, lock=lock, debs=paths, moved=())
 
 
 def _fetch_missing(
@@ -153,6 +169,47 @@ def _fetch_from_snapshots(
             return ""
     names = ", ".join(f"{package.name} {package.version}" for package in remaining)
     return f"the snapshots of {', '.join(moments)} lack {names}"
+
+
+def adopt_debs(lock: BaseLock, debs: Path, directory: Path, progress: Progress) -> int:
+    """Copy .debs that the cache lacks from `directory`, which has the layout of a cache of .debs.
+
+    The user chose the directory, so its files count as signed if they have the locked hash. Returns the
+    number of copies. Raises DownloadError for a file that differs from the lock.
+    """
+    with _exclusive(debs, progress):
+        packages = [package for package in _missing(lock, debs) if deb_path(directory, package).is_file()]
+        _download(packages, _DebDirectory(directory), debs, progress)
+    return len(packages)
+
+
+@dataclass(frozen=True, slots=True)
+class _DebDirectory:
+    """A directory of .debs in the place of an archive."""
+
+    path: Path
+
+    def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
+        copy_files(
+            [
+                deb_file(package, deb_path(self.path, package), directory / downloaded_filename(package))
+                for package in packages
+            ],
+            progress,
+        )
+
+
+def deb_file(package: DebianPackage, source: Path, path: Path) -> RemoteFile:
+    """Return the copy of a .deb from `source` to `path`."""
+    return RemoteFile(
+        title=f"{package.name} {package.version}",
+        url=source.absolute().as_uri(),
+        path=path,
+        size=package.size,
+        sha256=package.sha256,
+        denied="",
+        gone="",
+    )
 
 
 def describe_missing_debs(base: BaseSpec, moved: Sequence[VersionChange]) -> list[str]:
@@ -262,9 +319,7 @@ def _removed_error(
     return gone
 
 
-def _download(
-    packages: Sequence[DebianPackage], archive: AptArchive | SnapshotArchive, debs: Path, progress: Progress
-) -> None:
+def _download(packages: Sequence[DebianPackage], archive: DebSource, debs: Path, progress: Progress) -> None:
     """Fetch packages through a directory that survives a killed process, so that nothing is fetched twice.
 
     The signed indexes have all of `packages`.

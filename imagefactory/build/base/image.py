@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.build.base.fetch import BaseArchives, fetch_base
+from imagefactory.build.base.fetch import BaseArchives, cached_base, fetch_base
 from imagefactory.build.base.look import base_key
 from imagefactory.build.base.make import BaseTar, build_base, read_facts, write_difference
 from imagefactory.build.definition import SYSTEM_PATH
@@ -92,13 +92,14 @@ def as_pending_base(built: BuiltBase) -> PendingBase:
 class BaseRequest:
     """A base to find or build. With `locked` a package that the mirror lacks is a BuildError.
 
-    `mirror` is called only to fetch something. `environ` is the caller's environment. `below` is the parent
-    base. Callers of `find` and `begin` hold the layout's `in_use`.
+    `debs` is the cache of .debs. `mirror` is called only to fetch something. `environ` is the caller's
+    environment. `below` is the parent base. Callers of `find` and `begin` hold the layout's `in_use`.
     """
 
     base: BaseSpec
     lock: BaseLock
     codec: str
+    debs: Path
     mirror: Callable[[], DebianMirror]
     environ: Mapping[str, str]
     locked: bool
@@ -148,7 +149,7 @@ class BaseRequest:
         parent_base = self.below.begin(layout, progress) if self.below else None
         with layout.locked(f"base-{self.base.name}"), explain_full_disk(layout.path):
             with progress.stage(f"{self.base.name}: fetch {len(self.lock.packages)} packages of Debian"):
-                fetched = fetch_base(self.base, self.lock, self.mirror(), progress, locked=self.locked)
+                fetched = self.fetch(progress)
             if not fetched.published:
                 layout.keep(_memory_path(layout, self.lock), format_base_lock(fetched.lock).encode())
         return PendingBase(
@@ -157,6 +158,11 @@ class BaseRequest:
             environment=ENVIRONMENT,
             make=lambda: self._make(layout, fetched, parent_base.get() if parent_base else None, progress),
         )
+
+    def fetch(self, progress: Progress) -> BaseArchives:
+        """Return the .debs of this base without its parents. A complete cache needs no mirror."""
+        cached = cached_base(self.base, self.lock, self.debs)
+        return cached or fetch_base(self.base, self.lock, self.mirror(), progress, locked=self.locked)
 
     def _make(
         self, layout: Layout, fetched: BaseArchives, parent_base: BuiltBase | None, progress: Progress

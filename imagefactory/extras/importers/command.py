@@ -214,7 +214,7 @@ def _import_frozen(
     """Write the recipe of a lock whose very files are kept. A lock outside of the project is copied."""
     from imagefactory.extras.importers.frozen import copy_lock, plan_frozen
 
-    draft, inside = plan_frozen(call.factory, request)
+    draft, inside = plan_frozen(call.factory, request, partial=partial)
     stopped = bool(draft.lost) and not partial
     for label, lines in (("note", draft.notes), ("lost", () if stopped else draft.lost)):
         for line in lines:

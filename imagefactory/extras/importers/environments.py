@@ -271,6 +271,10 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
             return read_explicit(text, file, frozen=reading.frozen)
         spec = EnvironmentSpec(file=file, frozen=reading.frozen)
         add_requirements(spec, text, file, _within_file(reading.inside(""), file))
+        if not reading.frozen and re.search(r"\s--hash[= ]sha256:[0-9a-f]{64}", text):
+            spec.note(
+                start, "versions are bounds, and are solved again (--frozen keeps the files by their hashes)"
+            )
         return spec
     if re.search(r"\{[{%]", text):
         raise recipe_problem(

@@ -7,7 +7,6 @@ size of a wheel. A package that cannot be kept is a problem with its line and a 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +27,7 @@ from imagefactory.extras.importers.locks import archive_parts, channel_of
 from imagefactory.extras.importers.new import RecipeRequest
 from imagefactory.extras.importers.pip_lines import is_mirror, marker_matches
 from imagefactory.extras.importers.spec import EnvironmentSpec, LockedRow, minor_python, text_of
+from imagefactory.fs import replace_bytes
 from imagefactory.gpu.builds import minor_version
 from imagefactory.gpu.capability import AMD64, MACHINES
 from imagefactory.lock import LockRequest
@@ -531,7 +531,7 @@ def freeze(access: Access, request: LockRequest, progress: Progress) -> Lock:
     locker = uv_locker(package_index(access))
     lock = replace(lock, origins=tuple(sorted(chosen.origins)))
     wheels, offers = list(chosen.wheels), dict(chosen.offers)
-    blank = [wheel for wheel in wheels if not wheel.size and not offers[wheel.name][0].url]
+    blank = [wheel for wheel in wheels if not wheel.size]  # addresses in the file are never queried
     named_packages: list[FrozenPackage | LockedWheel] = [*chosen.unnamed, *blank]
     if pins := [f"{p.name}=={p.version}" for p in named_packages]:
         listed = locker.offers(pins, lock)
@@ -640,11 +640,11 @@ def frozen_difference(access: Access, target: Target, lock: Lock) -> tuple[str, 
 # --- the recipe ---
 
 
-def plan_frozen(project: Project, request: RecipeRequest) -> tuple[RecipeDraft, str]:
+def plan_frozen(project: Project, request: RecipeRequest, *, partial: bool) -> tuple[RecipeDraft, str]:
     """Return the recipe for a lock whose very files are kept, and the path at which the recipe expects it.
 
-    Packages that cannot be kept are in `lost` of the draft, and in `skip` of its text. Raises UsageError,
-    RecipeError.
+    Packages that cannot be kept are in `lost` of the draft, and in `skip` of its text. `partial` accepts
+    that. Raises UsageError, RecipeError.
     """
     root = project.settings.root_path
     directory = root / "recipes"
@@ -676,11 +676,20 @@ def plan_frozen(project: Project, request: RecipeRequest) -> tuple[RecipeDraft, 
                 f"{request.file.name} requires Python {frozen.python}, but images support 3.9 to 3.14",
                 hint="change its Python bounds, for example to >=3.11, and lock it again",
             )
-    tried = (
-        _tried(project, request.file, spec, python, base_for(python, bases, source)) for python in pythons
-    )
-    trial = min(tried, key=lambda trial: len(trial.problems))
+    trials: list[_FrozenTrial] = []
+    for python in pythons:
+        trials.append(_tried(project, request.file, spec, python, base_for(python, bases, source)))
+        if not trials[-1].problems:
+            break
+    trial = min(trials, key=lambda trial: len(trial.problems))
     drafted = _draft(request, spec, trial, source)
+    framework = drafted.choice.framework if drafted.choice else ""
+    if partial and (problem := next((p for p in trial.problems if p.name == framework), None)):
+        raise UsageError(
+            "framework-missing",
+            f"the framework cannot be kept: {problem}",
+            hint="make the change in brackets, or choose another package: --framework NAME",
+        )
     check_draft(drafted.text, request.family, recipes, bases)
     return drafted, spec.file
 
@@ -697,12 +706,19 @@ def _recipe_path(request: RecipeRequest, root: Path) -> str:
 
 def copy_lock(project: Project, file: Path, inside: str) -> bool:
     """Copy a lock to its path in the project, unless it is there. Return whether it was copied."""
-    path = project.settings.root_path / inside
+    root = project.settings.root_path
+    path = root / inside
     if path.exists() and path.resolve() == file.resolve():
         return False
+    if not path.parent.resolve().is_relative_to(root.resolve()):  # a link, which a clone may have
+        raise UsageError(
+            "link-leaves-project",
+            f"{path.parent} is a symbolic link to outside the project {root}",
+            hint="replace the link by a directory",
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, path)
+        replace_bytes(path, file.read_bytes())
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="check its permissions") from error
     return True
@@ -748,7 +764,7 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
     conda = [f"{package.name} =={package.version}" for package in trial.lock.conda]
     contents = EnvironmentSpec(
         file=request.file.name,
-        pip=[f"{wheel.name}=={_public(wheel.version)}" for wheel in trial.lock.wheels],
+        pip=[f"{p.name}=={_public(p.version)}" for p in trial.frozen.packages if not p.conda],
         conda=[text for text in conda if RULES["match spec"].allows(text)],
         channels=[*trial.lock.channels],
     )
@@ -767,7 +783,8 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
             hint="choose a package of the lock: --framework NAME",
         )
     notes = [*trial.frozen.notes]
-    count = len(trial.frozen.packages) - len({problem.name for problem in trial.problems if problem.name})
+    skip = sorted({problem.name for problem in trial.problems if problem.name})
+    count = sum(package.name not in skip for package in trial.frozen.packages)
     notes.append(
         f"frozen: {count} files of {request.file.name} are kept by their hashes, and nothing is solved"
     )
@@ -777,7 +794,6 @@ def _draft(request: RecipeRequest, spec: FrozenSpec, trial: _FrozenTrial, source
         notes.append(f"Python {trial.python} comes from conda-forge: no base carries it")
     if cuda == NO_CUDA:
         notes.append("the lock has no CUDA runtime, so the image is for CPUs")
-    skip = sorted({problem.name for problem in trial.problems if problem.name})
     text = "# yaml-language-server: $schema=recipe.schema.json\n"
     for title, lines in (("Skipped", list(map(str, trial.problems))), ("Decisions", notes)):
         if lines:

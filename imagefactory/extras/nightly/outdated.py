@@ -192,7 +192,9 @@ def watch_unit(project: Project, unit: UpdateUnit, now: datetime, progress: Prog
     if unit.base:
         return UnitNews(unit=unit, locks=_base_news(project, unit, unit.base, progress))
     own_versions = tuple(
-        target for target in unit.targets if target.gpu and not target.on and not rocm_of(target.cuda)
+        target
+        for target in unit.targets
+        if target.gpu and not (target.on or target.frozen or rocm_of(target.cuda))
     )
     news = UnitNews(unit=unit)
     locks, faults, excluded = _lock_news(project, unit, progress)
@@ -371,7 +373,8 @@ def _lock_news(
     with _copied(project) as copy, progress.task(unit.name, total=len(unit.targets), unit="locks") as task:
         for target in unit.targets:
             try:
-                if lock_state(copy, target) != Outcome.UNSOLVABLE:
+                # The packages of a frozen target are those of another tool's lock, which its tool upgrades.
+                if not target.frozen and lock_state(copy, target) != Outcome.UNSOLVABLE:
                     result = lock_target(copy, target, LockOptions(update_all=True), progress)
                     offer += _changed(result)
                     excluded += [row for row in result.behind if row.uploaded]

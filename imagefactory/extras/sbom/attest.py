@@ -17,10 +17,11 @@ from imagefactory.extras.sbom.formats import format_cyclonedx, format_spdx
 from imagefactory.extras.sbom.look import base_digest
 from imagefactory.lock.debian.lock import read_base_lock
 from imagefactory.lock.files import lock_digest
-from imagefactory.oci.candidates import CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
+from imagefactory.oci.candidates import BUNDLE_TYPE, CYCLONEDX_TYPE, PROVENANCE_TYPE, SPDX_TYPE
 from imagefactory.oci.graph import StoreRepository, make_artifact, put_artifact, read_manifest
 from imagefactory.progress import Progress
 from imagefactory.project import Project
+from imagefactory.trust.attached import SignedStatement
 from imagefactory.trust.envelope import format_json, sign_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.verdict import STATEMENT
@@ -141,6 +142,10 @@ def attest(project: Project, pushed: PushResult, key: SigningKey | None, progres
             artifact = make_artifact(kind, root, {}, content)
             put_artifact(repository, artifact)
             artifacts.append((kind, artifact.manifest.descriptor.digest))
+        if PROVENANCE_TYPE in contents and project.settings.with_bundles:
+            statement = SignedStatement(kind=BUNDLE_TYPE, subject=root, envelope=contents[PROVENANCE_TYPE])
+            put_artifact(repository, statement.artifact)
+            artifacts.append((BUNDLE_TYPE, statement.artifact.manifest.descriptor.digest))
     signature = f"signed by '{key.name}'" if key else "none: no key (imagefactory key create NAME)"
     if not inputs:
         signature = "none: this store did not build the image from the current lock"

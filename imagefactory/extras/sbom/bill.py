@@ -21,6 +21,8 @@ class PackageType(StrEnum):
     OCI = "oci"
     RPM = "rpm"
     APK = "apk"
+    CARGO = "cargo"
+    GITHUB = "github"
     GENERIC = "generic"
 
 

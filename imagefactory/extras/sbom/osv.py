@@ -6,6 +6,7 @@ Source: https://ossf.github.io/osv-schema/ (affected packages, and how their ran
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, Packag
 from imagefactory.lock.debian.lock import debian_key
 
 LARGEST = 64 << 20  # bytes of one record
+_RPM_VENDORS = {"almalinux": "AlmaLinux", "rocky": "Rocky Linux"}
+"""The OSV ecosystem of RPM packages, by the namespace in their package URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -160,10 +163,15 @@ def _osv_name(component: BillComponent) -> tuple[str, str]:
         if not component.release:
             return "Debian packages: their release is not known", ""
         return f"{component.namespace.capitalize()}:{component.release}", component.source[0]
+    if component.kind is PackageType.CARGO:
+        return "crates.io", component.name
+    vendor = _RPM_VENDORS.get(component.namespace) if component.kind is PackageType.RPM else None
+    if vendor and (release := re.search(r"\.el([0-9]+)", component.version)):
+        return f"{vendor}:{release[1]}", component.name
     if component.kind is PackageType.CONDA:
         return "conda packages: OSV has no ecosystem of theirs", ""
     if component.within:
-        return "libraries that wheels carry: their versions are those of other distributions", ""
+        return f"libraries in wheels: OSV has no ecosystem for {component.kind} packages like theirs", ""
     return "base image: ask for the bill of the built image", ""
 
 
@@ -188,7 +196,10 @@ def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str
     """Return the first fixed version and whether all versions could be compared, None if it is not
     affected.
     """
-    key: Callable[[str], Any] = debian_key if component.kind is PackageType.DEB else _python_key
+    keys: dict[PackageType, Callable[[str], Any]]
+    keys = {PackageType.DEB: debian_key, PackageType.RPM: rpm_key}
+    key = keys.get(component.kind, _python_key)
+    form = "SEMVER" if component.kind is PackageType.CARGO else "ECOSYSTEM"
     version_key = key(_version(component))
     # Versions that cannot be ordered are compared as text.
     listed = _version(component) in (affected.get("versions") or ())
@@ -199,7 +210,7 @@ def _affects(affected: Mapping[str, Any], component: BillComponent) -> tuple[str
         except ValueError:
             continue
     for bounds in affected.get("ranges") or ():
-        if bounds["type"] != "ECOSYSTEM":
+        if bounds["type"] != form:
             continue
         try:
             hit = _inside(bounds["events"], version_key, key) or hit
@@ -228,6 +239,27 @@ def _inside(events: Iterable[Mapping[str, str]], version_key: Any, key: Callable
         ):
             hit = False
     return hit
+
+
+def rpm_key(text: str) -> tuple[Any, ...]:
+    """Return a sort key of an RPM version (`1:2.3-4.el8`).
+
+    Source: rpm's documentation, "Version comparison": runs of digits and letters, digits are newer than
+    letters, `~` is older and `^` newer than the end.
+    """
+    epoch, _, rest = text.rpartition(":")
+    version, _, release = rest.partition("-")
+    if not re.fullmatch(r"[0-9]*", epoch) or not version:
+        raise ValueError(f"not an RPM version: {text}")
+    return int(epoch or 0), _rpm_parts(version), _rpm_parts(release)
+
+
+def _rpm_parts(text: str) -> tuple[tuple[int, int, str], ...]:
+    parts = [
+        {"~": (0, 0, ""), "^": (2, 0, "")}.get(run) or ((4, int(run), "") if run.isdigit() else (3, 0, run))
+        for run in re.findall(r"[0-9]+|[A-Za-z]+|~|\^", text)
+    ]
+    return (*parts, (1, 0, ""))
 
 
 def _python_key(text: str) -> Version:

@@ -25,6 +25,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory import __version__
 from imagefactory.access import Access, package_index, uv_locker
 from imagefactory.actions.images import make_runner, stored_image
+from imagefactory.actions.lock import LockOptions, release_cutoff
 from imagefactory.actions.locked import require_lock
 from imagefactory.build.wheel_layer import check_wheel, unpack_wheel
 from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError, os_problem
@@ -40,7 +41,7 @@ from imagefactory.lock.pypi.question import WheelRequest
 from imagefactory.lock.pypi.requirements import misfit
 from imagefactory.lock.pypi.sources import MOST_REQUIRES, SourceProject, copy_source, read_project
 from imagefactory.lock.pypi.unbuilt import has_nvcc
-from imagefactory.model import CommandResult, Lock, LockedWheel, Mount, RunSpec, Target
+from imagefactory.model import CommandResult, Lock, LockedWheel, Mount, ReleaseCutoff, RunSpec, Target
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress
 from imagefactory.project import Project
@@ -540,7 +541,8 @@ def _take_source(access: Access, text: str, lock: Lock, directory: Path, most: i
         ) from error
     index = package_index(access)
     name = canonicalize_name(requirement.name)
-    file, version = choose_sdist(requirement, uv_locker(index).project(name, lock))
+    files = uv_locker(index).project(name, replace(lock, cutoff=None))  # the solve chose the release
+    file, version = choose_sdist(requirement, files)
     fetched = fetch_sdist(index, file, access.settings.cache_path / "sdists")
     copy, content = _copied(fetched, directory, most)
     if content != file.sha256:
@@ -660,9 +662,9 @@ def _tools(
     runtime = next((package.version for package in lock.wheels if package.name == "nvidia-cuda-runtime"), "")
     bounds = tuple(f"{name}=={'.'.join(runtime.split('.')[:2])}.*" for name in NVCC) if runtime else ()
     # Use the versions of the image, because the headers of the libraries must fit the compiler.
-    locked = (
+    locked = [
         w for w in lock.wheels if w.name not in named and (not isolated or w.name.startswith("nvidia-"))
-    )
+    ]
     index = package_index(access)
     locker = uv_locker(index)
     question = WheelRequest(
@@ -673,6 +675,7 @@ def _tools(
             platform=lock.platform,
             solver="",
             wheels=(),
+            cutoff=tools_cutoff(access, target, locked),
         ),
         requirements=(*sorted(needed), *(NVCC[:1] if runtime and has_nvcc(target) else ())),
         constraints=(*bounds, *(f"{wheel.name}=={wheel.version}" for wheel in locked)),
@@ -683,6 +686,13 @@ def _tools(
         wheels, lambda missing: locker.addresses(replace(question.lock, wheels=missing)), progress
     )
     return fetched | extra_wheels
+
+
+def tools_cutoff(access: Access, target: Target, locked: Iterable[LockedWheel]) -> ReleaseCutoff | None:
+    """Return the cutoff for build tools, None for any age. Locked packages keep their versions."""
+    cutoff = release_cutoff(access, target, None, LockOptions())
+    names = (wheel.name for wheel in locked)
+    return cutoff and replace(cutoff, allowed=tuple(sorted({*cutoff.allowed, *names})))
 
 
 def _own_wheel(path: Path) -> LockedWheel:

@@ -118,6 +118,9 @@ from imagefactory.gpu.knowledge.packages import (
     scanned_for as scanned_for,
 )
 from imagefactory.gpu.knowledge.packages import (
+    scanned_release as scanned_release,
+)
+from imagefactory.gpu.knowledge.packages import (
     scanned_wheels as scanned_wheels,
 )
 from imagefactory.gpu.knowledge.toolkits import (

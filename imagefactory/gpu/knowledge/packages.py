@@ -487,17 +487,28 @@ def parse_scanned(text: str) -> tuple[WheelScan, ...]:
     return tuple(_wheel(row) for row in tomllib.loads(text).get("wheel", ()))
 
 
+@cache
 def scanned(sha256: str) -> ScanResult | None:
     """Return the contents of the wheel with this hash (64 hex digits), None if it was not scanned.
 
     Libraries that a framework does not use may be missing.
     """
-    return _by_hash().get(sha256)
+    row = _by_hash().get(sha256)
+    return _wheel(row).contents if row else None
+
+
+def scanned_release(package: str, version: str, platform: str) -> ScanResult | None:
+    """Return the contents of a scanned wheel of a release for an architecture, None if none was scanned."""
+    for sha256, row in _by_hash().items():
+        same = (row["package"], row["version"]) == (package, version)
+        if same and row["file"].endswith("_aarch64.whl") is (platform == "arm64"):
+            return scanned(sha256)
+    return None
 
 
 @cache
-def _by_hash() -> dict[str, ScanResult]:
-    return {wheel.sha256: wheel.contents for wheel in scanned_wheels()}
+def _by_hash() -> dict[str, dict[str, Any]]:
+    return {row["sha256"]: row for row in read_table("scanned").get("wheel", ())}
 
 
 def _wheel(row: dict[str, Any]) -> WheelScan:

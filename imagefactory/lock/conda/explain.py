@@ -39,7 +39,12 @@ if TYPE_CHECKING:
 
 
 _LEVELS = ("x86_64", "x86_64_v2", "x86_64_v3", "x86_64_v4")
-_ENOUGH = {"__cuda": ("99", "13.9", "12.9", "11.9"), "__glibc": ("2.99",), "__archspec": _LEVELS}
+_ENOUGH = {
+    "__cuda": ("99", "13.9", "12.9", "11.9"),
+    "__glibc": ("2.99",),
+    "__archspec": _LEVELS,
+    "__cuda_arch": ("99", "12.0", "9.0", "8.0", "7.5"),
+}
 """Versions of a virtual package to test whether it prevents a solution."""
 _KEYS = {"__cuda": "cuda", "__glibc": "glibc", "__archspec": "archspec"}
 _BRANCHES = "├└│─ "
@@ -200,12 +205,18 @@ class _ConflictExplanation:
         problem = f"the target has {has}" if has else "the target has none"
         if name == "__cuda":
             message = f"a driver for CUDA {needed}{_driver(needed)}" if needed else "an NVIDIA driver"
+        elif name == "__cuda_arch":
+            message = f"GPUs of compute capability {needed}".strip() if needed else "an NVIDIA GPU"
         else:
             message = f"{'glibc' if name == '__glibc' else 'a processor of level'} {needed}".strip()
         problem = f"{self._target.name}: {who} {verb} {message} ({name}); {problem}"
         value = needed or self._target.cuda
         if name == "__cuda" and not self._target.gpu:
             hint = f"require builds for CPUs at {self._target.where}, or write a version of CUDA"
+            return UnsolvableError("virtual-package-missing", problem, hint=hint)
+        if name == "__cuda_arch":
+            value = needed or "8.0"
+            hint = f'write `capabilities: ["{value}"]` at {self._target.where}, or require another build'
             return UnsolvableError("virtual-package-missing", problem, hint=hint)
         if name == "__cuda" and "." not in value:
             value += ".0"

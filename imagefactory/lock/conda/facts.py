@@ -10,10 +10,11 @@ import re
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import built_for, minor_version
-from imagefactory.lock.conda.solver import split_spec
+from imagefactory.lock.conda.solver import cuda_arch, split_spec
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi.facts import cuda_only_wheels, cuda_runtimes
 from imagefactory.model import Lock, LockedCondaPackage, Target
+from imagefactory.recipes.values import within
 
 _CPU_ONLY = "cpuonly"
 _RUNTIMES = ("cuda-cudart", "cudatoolkit")
@@ -61,6 +62,7 @@ def check_facts(lock: Lock, target: Target) -> None:
             hint=f"run imagefactory lock {target.name}",
         )
     packages = {package.name: package for package in lock.conda}
+    _check_capabilities(lock, target)
     python = packages.get("python")
     if python is None or not _agrees(target.python, python.version):
         raise LockError(
@@ -87,6 +89,22 @@ def check_facts(lock: Lock, target: Target) -> None:
         )
     parts = (framework, *(packages[name] for name in _PARTS.get(framework.name, ()) if name in packages))
     _check_cuda(lock, target, parts)
+
+
+def _check_capabilities(lock: Lock, target: Target) -> None:
+    """Raise LockError for a package that needs newer or older GPUs than the target's capabilities."""
+    for _, lowest, _ in cuda_arch(target):
+        for package in lock.conda:
+            for text in package.depends:
+                name, _, bounds = text.partition(" ")
+                plain = re.fullmatch(r"(?:(?:[<>=!]=?)?[0-9.]+(?:\.\*)?,?)+", bounds.partition(" ")[0])
+                if name == "__cuda_arch" and plain and not within(plain[0], lowest):
+                    raise LockError(
+                        "lock-recipe-mismatch",
+                        f"{target.name}: {_label(package)} needs GPUs of compute capability {bounds}, "
+                        f"the recipe supports {lowest}",
+                        hint=f"run imagefactory lock {target.name}",
+                    )
 
 
 def _check_cuda(lock: Lock, target: Target, parts: tuple[LockedCondaPackage, ...]) -> None:

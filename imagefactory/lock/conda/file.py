@@ -1,6 +1,6 @@
 """The file of a conda lock: conda-lock's format, version 1, written and read in one form only.
 
-The same lock has the same bytes. Errors name the line of any other input. conda-lock (in by_conda_lock.py),
+The same lock has the same bytes. Errors name the line of any other input. conda-lock (in lock/export.py),
 micromamba and pixi read the file too. Values without a field there (sizes, virtual packages, the solver) are
 in `custom_metadata`.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError
-from imagefactory.gpu.capability import SUBDIRS
-from imagefactory.http import redact
+from imagefactory.gpu.capability import SUBDIRS, parse_capability
+from imagefactory.http import HttpError, HttpSession, local_path, read_some, redact
 from imagefactory.lock import requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Rank = tuple[bool, Any, int]
 _LINGER = 0.02
+_MOST_REPODATA = 64 << 20  # bytes
+_V3 = re.compile(r"\[[^\]]*\b(?:when|extras|flags)\s*=")
+"""What only records of repodata v3 have in their dependencies."""
 _BROKEN = re.compile(r"at line \d+ column \d+")  # of a complete answer that is not JSON
 
 
@@ -67,7 +71,7 @@ def first_question(target: Target) -> CondaRequest:
     return CondaRequest(
         specs=tuple(sorted({*requirements, python})),
         constraints=tuple(sorted(set(constraints))),
-        virtual=virtual_packages(target.virtual),
+        virtual=(*virtual_packages(target.virtual), *cuda_arch(target)),
         strict=target.priority == "strict",
     )
 
@@ -81,6 +85,18 @@ def virtual_packages(system: Iterable[tuple[str, str]]) -> tuple[tuple[str, str,
     for name, value in system:
         rows.append((name, "1", value) if name == "__archspec" else (name, value, "0"))
     return tuple(sorted(rows))
+
+
+def cuda_arch(target: Target) -> tuple[tuple[str, str, str], ...]:
+    """Return (name, version, build) of `__cuda_arch`: the lowest capability that the target must support.
+
+    None for CPUs and AMD GPUs. It is not in locks: a lock without packages that need it must stay the same.
+    Source: CEP 46, the lowest compute capability of the machine's GPUs.
+    """
+    capabilities = [text for text in target.capabilities if not text.startswith("gfx")]
+    if not (target.gpu and capabilities):
+        return ()
+    return (("__cuda_arch", min(capabilities, key=parse_capability), "0"),)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -263,7 +279,37 @@ class CondaSolver:
         names = await self._reading(
             lambda: self._gateway.names(self._sources, self._subdirs, channel_relations="disabled")
         )
+        if not names:
+            self._check_revision()
         return sorted(name.normalized for name in names)
+
+    def _check_revision(self) -> None:
+        """Raise LockError if a channel without readable packages has records of a newer format.
+
+        Source: CEP 48, the key `v3` of repodata; its wheels are not read either.
+        """
+        for true in self._target.channels:
+            for subdir in self._subdirs:
+                address = self._channels.address(f"{true}/{subdir}/repodata.json")
+                try:
+                    document = json.loads(self._fetched(address))
+                    version, newer = document.get("repodata_version", 1), document.get("v3") or {}
+                except (HttpError, OSError, ValueError, AttributeError):
+                    continue  # reading the channel has its own errors
+                if version in (1, 2) and not newer:
+                    continue
+                label = f"repodata version {version}" if version not in (1, 2) else "repodata v3"
+                raise LockError(
+                    "repodata-unsupported",
+                    f"{self._target.name}: the channel {true} has only {label}, which cannot be read",
+                    hint=f"use another channel at {self._target.where}, or a newer py-rattler",
+                )
+
+    def _fetched(self, address: str) -> bytes:
+        if path := local_path(address):
+            return path.read_bytes()
+        with HttpSession(self._channels) as web:
+            return web.request(address, lambda response: read_some(response.raw, _MOST_REPODATA))
 
     def matches(self, record: RepoDataRecord, text: str) -> bool:
         """Return whether a record matches a match spec, without its channel."""
@@ -292,6 +338,13 @@ class CondaSolver:
         channel's records), as in a copy of a channel with all its metadata.
         """
         self.require_hashes([record])
+        if newer := next((text for text in record.depends if _V3.search(text)), ""):
+            raise LockError(
+                "repodata-unsupported",
+                f"{self._target.name}: {record.file_name} has a dependency of repodata v3, '{newer}', "
+                "which a lock cannot contain",
+                hint=f"exclude this build or version at {self._target.where}",
+            )
         channel, url = self.channel(record), self.true_address(record)
         if not url.startswith(f"{channel}/"):
             raise LockError(

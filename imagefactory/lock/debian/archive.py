@@ -546,19 +546,31 @@ def unavailable_packages(
 ) -> tuple[tuple[DebianPackage, ...], tuple[DebianPackage, ...]]:
     """Return those of `packages` that the mirror lacks, and those of them that snapshots lack too.
 
-    Reads only indexes. Raises LockError or DownloadError for an archive that cannot be read.
+    Reads only indexes. Raises LockError or DownloadError for an archive that cannot be read, unless its
+    snapshots can.
     """
     processor = lock_architecture(lock)
     gone = tuple(packages)
-    for fresh in (False, True):
-        if gone:
-            with open_archive(mirror, lock.suite, processor, progress, fresh=fresh) as archive:
-                gone = _lacking(packages, archive)
+    try:
+        for fresh in (False, True):
+            if gone:
+                with open_archive(mirror, lock.suite, processor, progress, fresh=fresh) as archive:
+                    gone = _lacking(packages, archive)
+    except LockError as error:
+        if error.code != "archive-read-failed" or not mirror.snapshot:
+            raise
+        progress.note(f"base:{lock.base}: {error.message}")
     lost = gone
-    for moment in snapshot_moments(lock) if mirror.snapshot else ():
-        if lost:
-            with open_snapshot(mirror, moment, lock.suite, processor, progress) as snapshot:
-                lost = _lacking(lost, snapshot)
+    try:
+        for moment in snapshot_moments(lock) if mirror.snapshot else ():
+            if lost:
+                with open_snapshot(mirror, moment, lock.suite, processor, progress) as snapshot:
+                    lost = _lacking(lost, snapshot)
+    except (DownloadError, LockError) as error:
+        names = ", ".join(f"{package.name} {package.version}" for package in lost[:5])
+        names += f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        error.message = f"base:{lock.base}: the mirror lacks {names}, and {error.message}"
+        raise
     return gone, lost
 
 

@@ -158,7 +158,7 @@ class RegistryClient(RegistryWriter):
 
     # --- referrers
 
-    def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
+    def referrers(self, repository: str, digest: str, *artifact_types: str) -> tuple[Descriptor, ...]:
         """Return the referrers as Store does: by the referrers API, else from the tag `sha256-<hex>`.
 
         Anyone who may push writes rows, so an invalid row is dropped and hides no other.
@@ -167,7 +167,7 @@ class RegistryClient(RegistryWriter):
 
         def parse(row: Any) -> Descriptor | None:
             row_type = row.get("artifactType") if isinstance(row, dict) else None
-            return _descriptor(row) if artifact_type in ("", row_type) else None
+            return _descriptor(row) if row_type in (artifact_types or (row_type,)) else None
 
         with self.session.reporting(repository, f"listing referrers of {digest[:19]}"):
             listed = self._listed(repository, digest, parse)
@@ -176,7 +176,8 @@ class RegistryClient(RegistryWriter):
         # Anyone may write the tag, and GHCR enters attachments of cosign with a wrong type.
         rows = [row for row in map(_descriptor, self._tag_rows(repository, digest)) if row is not None]
         types = self._present(repository, [row.digest for row in rows])
-        return tuple(row for row in rows if row.digest in types and artifact_type in ("", types[row.digest]))
+        present = (row for row in rows if row.digest in types)
+        return tuple(row for row in present if not artifact_types or types[row.digest] in artifact_types)
 
     def _attach(self, repository: str, value: Mapping[str, Any], descriptor: Descriptor) -> None:
         """Enter a manifest in the tag `sha256-<hex>` of its subject, unless the registry itself lists it."""

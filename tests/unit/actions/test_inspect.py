@@ -15,7 +15,7 @@ import pytest
 from imagefactory import errors
 from imagefactory.actions import inspect
 from imagefactory.actions.inspect import InspectResult, predict_inspected, wheel_platform
-from imagefactory.errors import LockError, UnreachableError
+from imagefactory.errors import LockError, UnreachableError, UnsolvableError
 from imagefactory.gpu.amd import NO_RUNTIME, predict_amd
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.predict import predict_all
@@ -687,6 +687,65 @@ def test_a_build_for_cpus_is_no_answer_where_other_indexes_have_builds(
     assert value["gpus"][0]["answer"] == answer
     said = look_up("torch==0.4", "--gpu", gpu, "--cuda", "9.0")
     assert said.error_codes == ("cuda-not-on-index",)
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        (("--gpu", "RTX 5070 Ti"), "demo 2.0, its newest release"),
+        (("--gpu", "K80"), "an older release of demo, whose first is 0.9"),
+        (("--gpu", "A100", "--driver", "470"), "driver 525 or newer"),
+        (("--gpu", "A100"), ""),
+    ],
+)
+def test_a_no_of_a_lookup_names_what_may_work(
+    look_up: Call, index: Index, tmp_path: Path, options: tuple[str, ...], fix: str
+) -> None:
+    newer, oldest = DEMO.replace("1.0", "2.0"), DEMO.replace("1.0", "0.9")
+    locker = index(DEMO, newer, oldest, demo=OLD)
+    runtime = make_wheel(tmp_path, "nvidia_cuda_runtime_cu12", {}, version="12.8.90")
+    locker.pinned[runtime] = runtime.as_uri()
+    said = look_up("demo==1.0", *options, "--json")
+    assert json_of(said, "compat-scan-gpus")["gpus"][0]["fix"] == fix
+
+
+def test_a_package_with_a_compiler_that_no_table_knows_is_unknown() -> None:
+    libraries = (
+        GpuLibrary(
+            path="torch/lib/libtorch_cuda.so",
+            size=1,
+            modules=(ModuleCount(codes=(parse_code("sm_80"),), count=1),),
+        ),
+    )
+    torch = ScanResult(
+        source="torch 0.4", libraries=libraries, packages=(InstalledPackage(name="torch", version="0.4"),)
+    )
+    contents = replace(torch, packages=(*torch.packages, InstalledPackage(name="demo", version="1.0")))
+    inspected = InspectResult(contents=contents, how="", package="demo 1.0", parts=(torch,))
+    assert predict_inspected(inspected, Capability(8, 0))[0].answer is Compatibility.YES
+    compiling = replace(inspected, own_compilers=("libtvm.so",))
+    answers = [predict_inspected(compiling, Capability(*pair))[0].answer for pair in ((8, 0), (7, 0))]
+    assert answers == [Compatibility.UNKNOWN, Compatibility.NO]
+
+
+def test_a_withdrawn_dependency_is_left_out_and_named(
+    look_up: Call, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locker = index(DEMO, demo=NEW)
+    solve = locker.located
+    trees = {
+        (): "Because there is no version of gone==1 and demo==1.0 depends on gone==1, ...",
+        ("gone",): "Because built{sys_platform == 'linux'}==2.0 has no usable wheels and ...",
+    }
+
+    def located(request: WheelRequest) -> dict[LockedWheel, str]:
+        if tree := trees.get(request.exclude):
+            raise UnsolvableError("unsolvable", "no solution", tree=tree)
+        return solve(request)
+
+    monkeypatch.setattr(locker, "located", located)
+    value = json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")
+    assert "built, gone" in value["source"]
 
 
 def test_a_failed_lookup_is_not_repeated(look_up: Call, index: Index) -> None:

@@ -19,18 +19,20 @@ import yaml
 from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, release_cutoff, solve_target
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock import LockRequest, OutdatedPackage, export
 from imagefactory.lock.changes import content_hash
-from imagefactory.lock.conda import by_conda_lock
+from imagefactory.lock.conda.channels import find_channels
+from imagefactory.lock.conda.own_tool import CondaLockLocker, CondaTool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.files import WHEELS, format_lock_files, read_lock, write_lock
 from imagefactory.lock.pypi.index import IndexFile
 from imagefactory.lock.pypi.question import PinnedVersions
-from imagefactory.model import DebianPackage, Lock, LockedWheel, ReleaseCutoff
+from imagefactory.model import DebianPackage, FrozenSpec, Lock, LockedWheel, ReleaseCutoff
 from imagefactory.progress import Progress, QuietProgress
 from imagefactory.views.images import format_relock
 from tests.made.command import Said
 from tests.made.conda_lock import LOCK, TARGET
+from tests.made.errors import fails
 from tests.made.place import Place, make_place
 from tests.made.values import hexed, make_conda
 
@@ -164,6 +166,35 @@ def test_what_a_rendered_file_lacks_is_told(place: Place) -> None:
     assert f"micromamba create -n NAME -f lockfiles/{target.name}.conda-lock.yml" in " ".join(err.split())
 
 
+def test_conda_lock_and_rattler_read_what_is_rendered(place: Place, tmp_path: Path) -> None:
+    import rattler
+
+    place.call("lock", "tiny-*")
+    target = place.factory.targets[0]
+    lock = read_lock(place.root / "lockfiles", target)
+    assert lock is not None
+    wheel = LockedWheel(
+        name="idna", version="3.7", filename="idna-3.7-py3-none-any.whl", sha256=hexed("w"), size=5
+    )
+    urls = {wheel.filename: f"https://f.example.org/{wheel.filename}"}
+    mixed = replace(lock, wheels=(wheel,))
+    archives = {package.url: package.sha256 for package in lock.conda}
+    content = export.read_back(lock, export.format_conda_lock_file(mixed, urls))
+    pairs = {package.url: package.hash.sha256 for package in content.package}
+    assert pairs == archives | {urls[wheel.filename]: wheel.sha256}
+    path = tmp_path / "pixi.lock"
+    path.write_text(export.format_pixi(mixed, urls, "https://pypi.org/simple"))
+    environment = rattler.LockFile.from_path(path).default_environment()
+    assert environment is not None
+    packages = environment.packages(environment.platforms()[0])
+    assert {Path(package.location.removeprefix("file://")).name for package in packages or ()} == {
+        url.rpartition("/")[2] for url in (*archives, *urls.values())
+    }
+    code, out, _ = place.call("lock", target.name, "--render", "pixi")
+    assert (code, out) == (0, export.format_pixi(lock, {}, ""))
+    assert place.call("lock", target.name, "--render", "pylock").error_codes == ("target-without-wheels",)
+
+
 def test_what_cannot_be_rendered_is_refused(place: Place) -> None:
     said = place.call("lock", "tiny-*", "--render", "env")
     assert (said.code, said.error_codes) == (5, ("lock-missing",))
@@ -180,13 +211,13 @@ def test_what_conda_lock_does_not_read_is_never_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were our writer to leave conda-lock's format, its models would say so before a file is there."""
-    asked, read_back = [], by_conda_lock.read_back
+    asked, read_back = [], export.read_back
 
     def broken(lock: Lock, text: str) -> object:
         asked.append(lock.target)
         return read_back(lock, text.replace("  optional: false", "  optional: perhaps", 1))
 
-    monkeypatch.setattr(by_conda_lock, "read_back", broken)
+    monkeypatch.setattr(export, "read_back", broken)
     said = place.call("lock", "tiny-*")
     code, _, err = said
     assert said.error_codes == ("conda-lock-rejected",)
@@ -729,3 +760,36 @@ def test_without_an_upgrade_the_date_never_goes_back(place: Place) -> None:
     cooled = replace(target, cooldown="1 day except scipy")
     both = release_cutoff(place.factory, cooled, before, LockOptions())
     assert both == replace(late, allowed=("numpy", "scipy", "torch"))
+
+
+def test_what_an_import_solves_is_limited_by_the_cooldown_too(place: Place) -> None:
+    place.offer(NEWER, young=NEWER[0])
+    (target,) = place.factory.targets
+    base = place.factory.base_of(target)
+    for cooldown, version in (("", "1.27.0"), ("7 days", "1.26.4")):
+        asked = replace(target, cooldown=cooldown)
+        assert solve_target(place.factory, asked, base, QuietProgress())["numpy"] == version
+
+
+def test_a_cutoff_does_not_apply_to_the_files_of_another_tool(place: Place) -> None:
+    (target,) = place.factory.targets
+    frozen = FrozenSpec(file="pixi.lock", where=target.where)
+    cooled = replace(target, frozen=frozen, cooldown="7 days")
+    assert release_cutoff(place.factory, cooled, None, LockOptions()) is None
+    with fails("option-conflict"):
+        release_cutoff(place.factory, cooled, None, LockOptions(exclude_newer="7 days"))
+
+
+@pytest.mark.parametrize("option", ["--check", "--render=env"])
+def test_exclude_newer_needs_a_solve(place: Place, option: str) -> None:
+    assert place.call("lock", "tiny-2.3-cu121", option, "--exclude-newer", "7 days").code == 2
+
+
+def test_the_solver_of_the_user_cannot_exclude_releases(place: Place) -> None:
+    (target,) = place.factory.targets
+    tool = CondaTool(path=Path("/bin/false"), environ={})
+    locker = CondaLockLocker(tool, find_channels("", {}, ""), place.root, lambda: pytest.fail("asked"))
+    cutoff = ReleaseCutoff(time=datetime(2026, 1, 1, tzinfo=UTC))
+    request = LockRequest(target=target, base=place.factory.base_of(target), cutoff=cutoff)
+    with fails("cutoff-not-supported"):
+        locker.lock(request, QuietProgress())

@@ -278,6 +278,22 @@ def test_a_no_names_what_would_work(call: Call, text: str, name: str, driver: st
     assert fix in call(text, "--gpu", name, *options).out.replace("\n", " ")
 
 
+def test_plan_and_compat_name_the_same_fix(call: Call, tmp_path: Path) -> None:
+    assert isinstance(call, partial)
+    rows = tmp_path / "rows.csv"
+    for framework, version, cuda, capability in (
+        ("torch", "2.7", "12.8", "7.0"),
+        ("torch", "2.3", "12.1", "12.0"),
+        ("tensorflow", "2.3", "10.1", "8.6"),
+    ):
+        rows.write_text(f"framework,version,cuda,capability\n{framework},{version},{cuda},{capability}\n")
+        planned = json.loads(call.func("plan", "--tuples", str(rows), "--json").out)["rows"]
+        said = call(f"{framework}=={version}", "--cuda", cuda, "--capability", capability, "--json")
+        fixes = [row["fix"] for row in json.loads(said.out)["rows"]]
+        assert [row["fix"] for row in planned] == fixes
+        assert all(fixes)
+
+
 def test_forward_compatibility_is_named_on_data_center_gpus(call: Call) -> None:
     (row,) = json.loads(call("torch==2.6+cu124", "--gpu", "V100", "--driver", "470", "--json").out)["rows"]
     assert "cuda-compat-12-4" in row["fix"]

@@ -141,11 +141,11 @@ class Shelf:
         for key in gone:
             del self.pointers[key]
 
-    def referrers(self, repository: str, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
+    def referrers(self, repository: str, digest: str, *artifact_types: str) -> tuple[Descriptor, ...]:
         found = []
         for (place, _), (descriptor, data) in self.documents.items():
             value = json.loads(data)
-            fits = artifact_type in ("", value.get("artifactType"))
+            fits = not artifact_types or value.get("artifactType") in artifact_types
             if place == repository and fits and value.get("subject", {}).get("digest") == digest:
                 found.append(descriptor)
         return tuple(found)

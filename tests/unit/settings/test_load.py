@@ -91,6 +91,7 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("workers = -1", "setting-invalid", "workers: '-1'"),
         ("workers = '٣'", "setting-invalid", "workers: '٣'"),
         ("codec = 'lzma'", "setting-invalid", "codec: 'lzma'"),
+        ("sigstore-bundles = 'maybe'", "setting-invalid", "sigstore-bundles: 'maybe'"),
         ("cooldown = 'soon'", "setting-invalid", "cooldown: 'soon'"),
         ("debian-snapshot = '/srv'", "setting-invalid", "debian-snapshot: '/srv'"),
         ("engine = 'podman'", "setting-invalid", "engine: 'podman'"),

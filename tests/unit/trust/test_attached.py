@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from sigstore_models.bundle.v1 import Bundle
 
+from imagefactory.actions import verdicts as actions_verdicts
+from imagefactory.actions.verdicts import count_valid, verdict_statements
 from imagefactory.errors import RegistryError, StatementError
-from imagefactory.oci.candidates import REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
-from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.candidates import BUNDLE_TYPE, REVOCATION_TYPE, TEST_RESULT_TYPE, VERDICT_TYPE
+from imagefactory.oci.graph import EMPTY, EMPTY_BLOB, StoreRepository, artifact_of
 from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, Descriptor, digest_of
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.oci.store import Store
 from imagefactory.progress import QuietProgress
+from imagefactory.settings.load import load_settings
 from imagefactory.trust import attached
 from imagefactory.trust.attached import (
     MAX_REJECTED,
@@ -27,6 +36,7 @@ from imagefactory.trust.attached import (
     JournalRows,
     SignedStatement,
     attach,
+    bundle_annotations,
     format_row,
     parse_row,
     put_all,
@@ -36,7 +46,7 @@ from imagefactory.trust.attached import (
     repair_referrers,
     stored_statements,
 )
-from imagefactory.trust.envelope import LARGEST, format_json
+from imagefactory.trust.envelope import LARGEST, format_bundle, format_json, parse_bundle
 from imagefactory.trust.judgement import (
     RevocationRequest,
     format_revocation,
@@ -44,8 +54,9 @@ from imagefactory.trust.judgement import (
     verify_revocations,
     verify_verdicts,
 )
+from imagefactory.trust.keys import format_public
 from imagefactory.trust.policy import TrustRules
-from imagefactory.trust.verdict import VerdictStatus, sign
+from imagefactory.trust.verdict import VERDICT, VerdictStatus, sign
 from imagefactory.verify.report import VerifiedImage
 from tests.made.errors import fails
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
@@ -463,3 +474,110 @@ def test_the_same_revocation_gives_the_same_bytes() -> None:
         envelope=sign_revocation(WITHDRAWAL, LAB, LATER),
     )
     assert statement.artifact == replace(statement).artifact
+
+
+# --- Sigstore bundles ----------------------------------------------------------------------------
+
+
+def bundle_of(subject: Descriptor, envelope: bytes = SIGNED.envelope) -> SignedStatement:
+    return replace(verdict_of(subject, envelope), kind=BUNDLE_TYPE)
+
+
+def test_the_reference_library_reads_a_bundle_and_any_library_verifies_it(place: StoreRepository) -> None:
+    """By Sigstore's own data model, and by the public key with PAE as the DSSE specification writes it."""
+    image = put_image(place)
+    there = place.store.manifest(place.repository, attach(place, bundle_of(image)))
+    assert there is not None
+    value = json.loads(there[1])
+    assert value["artifactType"] == value["layers"][0]["mediaType"] == BUNDLE_TYPE
+    assert value["annotations"] == {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": VERDICT,
+    }
+    data = next(data for blob, data in bundle_of(image).artifact.blobs if blob.media_type == BUNDLE_TYPE)
+    bundle = Bundle.from_json(data)
+    assert bundle.media_type == BUNDLE_TYPE
+    assert bundle.verification_material.public_key is not None
+    assert bundle.verification_material.public_key.hint == LAB.keyid
+    envelope = bundle.dsse_envelope
+    assert envelope is not None
+    (signature,) = envelope.signatures
+    kind, payload = (
+        envelope.payload_type.encode(),
+        base64.b64decode(json.loads(data)["dsseEnvelope"]["payload"]),
+    )
+    pae = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+    raw = base64.b64decode(json.loads(data)["dsseEnvelope"]["signatures"][0]["sig"])
+    public = load_pem_public_key(format_public(LAB.public))
+    assert isinstance(public, Ed25519PublicKey)
+    public.verify(raw, pae)
+    with pytest.raises(InvalidSignature):
+        public.verify(raw, pae + b" ")
+    assert signature.keyid == LAB.keyid
+    digests = {one["digest"]["sha256"] for one in json.loads(payload)["subject"]}
+    assert SUBJECT.manifest.removeprefix("sha256:") in digests
+
+
+def test_a_verdict_counts_once_from_its_artifact_its_bundle_or_both(place: StoreRepository) -> None:
+    image = put_image(place)
+    bundle = attach(place, bundle_of(image))
+    attach(place, bundle_of(image, SIGNED.test_result))  # not a verdict
+    (only,) = read_verdicts(place, image.digest)
+    own = attach(place, verdict_of(image))
+    assert own != bundle
+    assert (only.digest, only.envelope, only.fault) == (own, SIGNED.envelope, "")
+    assert read_verdicts(place, image.digest) == (only,)
+
+
+def test_a_bundle_in_another_spelling_is_the_same_verdict() -> None:
+    value = json.loads(format_bundle(SIGNED.envelope))
+    del value["dsseEnvelope"]["signatures"][0]["keyid"]
+    assert parse_bundle(json.dumps(value, indent=2).encode(), "x") == SIGNED.envelope
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"dsseEnvelope": {"signatures": []}}', b"[" * 100_000])
+def test_what_is_no_bundle_of_a_key_is_told(place: StoreRepository, data: bytes) -> None:
+    image = put_image(place)
+    layer = Descriptor(media_type=BUNDLE_TYPE, digest=digest_of(data), size=len(data))
+    manifest = artifact_of(BUNDLE_TYPE, image, (layer,), bundle_annotations(VERDICT))
+    for blob, content in ((EMPTY_BLOB, EMPTY), (layer, data)):
+        place.store.write("one", blob, lambda offset, content=content: iter((content[offset:],)))  # type: ignore[misc]
+    bad = place.store.put_manifest("one", manifest.data, MANIFEST_TYPE).digest
+    (found,) = read_verdicts(place, image.digest)
+    assert (found.digest, found.envelope, bool(found.fault)) == (bad, b"", True)
+
+
+def test_bundles_of_the_store_are_known_and_those_of_other_tools_are_not(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "store")
+    place = StoreRepository(store=LayoutStore(layout), repository="one")
+    image = put_image(place)
+    attach(place, bundle_of(image))
+    other = artifact_of(BUNDLE_TYPE, image, (EMPTY_BLOB,))
+    place.store.put_manifest("one", other.data, MANIFEST_TYPE)
+    (known,) = stored_statements(layout)
+    assert known == replace(bundle_of(image), until=None)
+    assert parse_row(format_row(bundle_of(image))) == bundle_of(image)
+
+
+@pytest.mark.parametrize(("setting", "kinds"), [("yes", 4), ("no", 2), ("", 2)])
+def test_bundles_are_attached_if_the_setting_says_so(tmp_path: Path, setting: str, kinds: int) -> None:
+    environ = {"IMAGEFACTORY_SIGSTORE_BUNDLES": setting, "HOME": str(tmp_path)}
+    access: Any = SimpleNamespace(settings=load_settings(directory=None, start=tmp_path, environ=environ))
+    requests = verdict_statements(access, (SIGNED.envelope, SIGNED.test_result), NOW, SUBJECT)
+    assert len(requests) == kinds
+    assert [one.envelope for one in requests if one.kind == BUNDLE_TYPE] == (
+        [SIGNED.envelope, SIGNED.test_result] if setting == "yes" else []
+    )
+
+
+def test_an_image_whose_verdict_is_only_in_a_bundle_is_judged(
+    place: StoreRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = SimpleNamespace(judged=[SimpleNamespace(proves=True)])
+    for name, value in (("read_verification_policy", None), ("read_subject", SUBJECT), ("find_in", judged)):
+        monkeypatch.setattr(actions_verdicts, name, lambda *_, value=value: value)
+    with_bundle, bare = put_image(place), put_image(place, b"other")
+    attach(place, bundle_of(with_bundle))
+    access: Any = SimpleNamespace()
+    count = count_valid(access, place, NOW)
+    assert (count(with_bundle.digest), count(bare.digest)) == (1, 0)

@@ -77,6 +77,7 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
         base=make_base(),
         lock=LOCK,
         codec="zstd",
+        debs=mirror.debs,
         mirror=lambda: mirror,
         environ={"TMPDIR": str(tmp_path)},
         locked=True,

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from imagefactory.extras.importers.environments import ReadOptions, parse_environment_file
 from imagefactory.extras.importers.frozen import FrozenLock, read_frozen
 from imagefactory.lock.conda.file import parse_conda_lock
+from imagefactory.lock.pypi.requirements import read_lock
 from imagefactory.model import FrozenSpec, SourceLocation
 from tests.made.place import Place, make_place
 from tests.made.values import hexed
@@ -87,6 +89,14 @@ code @ git+https://git.example.org/code
         ("einops", {A, B})
     ]
     assert problems(lock) == {"bare": 6, "loose": 7, "": 8, "-": 9, "code": 10}
+
+
+def test_what_happens_without_frozen_is_noted() -> None:
+    text = f"einops==0.7.0 --hash=sha256:{A}\n"
+    for content, count in ((text, 1), ("einops==0.7.0\n", 0)):
+        spec = parse_environment_file(content, "requirements.txt", ReadOptions(pythons=("3.11",)))
+        assert spec.pip == ["einops==0.7.0"]
+        assert sum("--frozen" in note for note in spec.notes) == count
 
 
 def test_pylock_keeps_wheels_of_an_index_alone(tmp_path: Path) -> None:
@@ -235,3 +245,77 @@ def test_a_file_that_is_not_a_lock(place: Place) -> None:
     (place.root / "requirements.in").write_text("torch\n")
     code, value = bring(place, "environment.yml", "dependencies: [numpy]\n")
     assert (code, value["errors"][0]["code"]) == (2, "not-a-lock")
+
+
+def test_a_python_that_no_base_has_comes_from_conda(place: Place) -> None:
+    text = f"""\
+lock-version = "1.0"
+created-by = "pip"
+requires-python = "==3.12.*"
+[[packages]]
+name = "einops"
+version = "0.7.0"
+wheels = [{{url = "{FILES}/einops-0.7.0-py3-none-any.whl", size = 7, hashes = {{sha256 = "{A}"}}}}]
+"""
+    code, value = bring(place, "pylock.toml", text, "--framework", "einops")
+    assert (code, value["choice"]["python"], value["choice"]["cuda"]) == (0, "3.12", "none")
+    assert locked(place) == {"python-3.12.4-h0_0_cpython.conda"}
+    (path,) = (place.root / "lockfiles").glob("mine-*.requirements.txt")
+    assert [(wheel.filename, wheel.sha256, wheel.size) for wheel in read_lock(path).wheels] == [
+        ("einops-0.7.0-py3-none-any.whl", A, 7)
+    ]
+
+
+def test_an_index_that_the_settings_lack_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "https://download.pytorch.org/whl/cu128"
+
+    def row(name: str, version: str, index: str, file: str, digest: str) -> str:
+        wheel = f'{{ url = "{FILES}/{file}", hash = "sha256:{digest}", size = 9 }}'
+        return (
+            f'[[package]]\nname = "{name}"\nversion = "{version}"\nsource = {{ registry = "{index}" }}\n'
+            f"wheels = [{wheel}]\n"
+        )
+
+    runtime, tag = "nvidia-cuda-runtime-cu12", "py3-none-manylinux_2_28_x86_64"
+    text = 'version = 1\nrequires-python = "==3.11.*"\n'
+    text += row(
+        runtime, "12.8.57", "https://pypi.org/simple", f"{runtime.replace('-', '_')}-12.8.57-{tag}.whl", A
+    )
+    text += row("torch", "2.7.0+cu128", address, f"torch-2.7.0%2Bcu128-cp311-cp311-{tag[9:]}.whl", B)
+    code, value = bring(place, "uv.lock", text)
+    assert (code, value["errors"][0]["code"]) == (2, "import-incomplete")
+    assert f'pytorch-cu128 = "{address}"' in value["skipped"][0]
+    assert value["skipped"][0].startswith("uv.lock:8:")
+    assert bring(place, "uv.lock", text, "--partial")[1]["errors"][0]["code"] == "framework-missing"
+    monkeypatch.setenv("IMAGEFACTORY_INDEXES", f"pytorch-cu128={address}")
+    code, value = bring(place, "uv.lock", text)
+    assert (code, value["choice"]["version"], value["choice"]["cuda"]) == (0, "2.7.0", "12.8")
+    assert place.call("lock", "mine")[0] == 0
+    (path,) = (place.root / "lockfiles").glob("mine-*.requirements.txt")
+    lock = read_lock(path)
+    assert lock.origins == (("torch", "pytorch-cu128"),)
+    assert [(wheel.version, wheel.sha256) for wheel in lock.wheels] == [("12.8.57", A), ("2.7.0+cu128", B)]
+
+
+def test_a_copied_lock_never_leaves_the_project(place: Place, tmp_path: Path) -> None:
+    """A clone may have links where the copy goes: to a directory of the user, or to a file."""
+    other, (outside, mine) = tmp_path / "pylock.toml", (tmp_path / "outside", tmp_path / "mine.txt")
+    row = (
+        f'wheels = [{{url = "{FILES}/einops-0.7.0-py3-none-any.whl", size = 7, hashes = {{sha256 = "{A}"}}}}]'
+    )
+    other.write_text(
+        f'lock-version = "1.0"\ncreated-by = "pip"\n[[packages]]\nname = "einops"\nversion = "0.7.0"\n{row}\n'
+    )
+    outside.mkdir()
+    mine.write_text("mine")
+    folder = place.root / "recipes" / "frozen"
+    folder.mkdir()
+    (folder / "mine").symlink_to(outside)
+    words = ("recipe", "import", str(other), "--family", "mine", "--frozen", "--framework", "einops")
+    said = place.call(*words)
+    assert (said.error_codes, list(outside.iterdir())) == (("link-leaves-project",), [])
+    (folder / "mine").unlink()
+    (folder / "mine").mkdir()
+    (folder / "mine/pylock.toml").symlink_to(mine)
+    assert place.call(*words)[0] == 0
+    assert (mine.read_text(), (folder / "mine/pylock.toml").is_symlink()) == ("mine", False)

@@ -14,6 +14,7 @@ from imagefactory.actions.locked import require_lock
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import Target
 from imagefactory.oci.candidates import (
+    BUNDLE_TYPE,
     CYCLONEDX_TYPE,
     PROVENANCE_TYPE,
     SPDX_TYPE,
@@ -24,7 +25,7 @@ from imagefactory.oci.candidates import (
 from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.manifests import INDEX_TYPE, MANIFEST_TYPE, canonical_json, format_descriptor
 from imagefactory.project import Project
-from imagefactory.trust.envelope import is_signed_by, parse_envelope
+from imagefactory.trust.envelope import is_signed_by, parse_bundle, parse_envelope
 from imagefactory.trust.keys import keys_directory, make_key
 from tests.made.command import Call, Said
 from tests.made.pushed import put_base, put_built
@@ -62,10 +63,10 @@ def push(
     return lambda *words: call("push", target.name, "--registry", registry.host, *words, root=root)
 
 
-def attached(factory: Project, registry: RegistryMadeHere, digest: str) -> dict[str, bytes]:
+def attached(factory: Project, registry: RegistryMadeHere, digest: str, *more: str) -> dict[str, bytes]:
     place = StoreRepository(store=open_registry(factory, registry.host), repository="pytorch")
     found: dict[str, bytes] = {}
-    for kind in (CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE):
+    for kind in (CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, *more):
         for referrer in place.store.referrers("pytorch", digest, kind):
             assert kind not in found
             manifest = place.store.manifest("pytorch", referrer.digest)
@@ -117,6 +118,18 @@ def test_provenance_is_signed_and_names_what_went_in(
     assert definition["externalParameters"]["lock"] == lock_digest(lock)
     named = {one["digest"]["sha256"] for one in definition["resolvedDependencies"]}
     assert {wheel.sha256 for wheel in lock.wheels} < named
+
+
+def test_provenance_is_attached_as_a_bundle_too_if_the_setting_says_so(
+    push: Push, factory: Project, registry: RegistryMadeHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_key(keys_directory(factory.environ), "lab")
+    monkeypatch.setenv("IMAGEFACTORY_SIGSTORE_BUNDLES", "yes")
+    value: dict[str, Any] = push("--sbom", "--json").json()
+    (row,) = value["results"]
+    found = attached(factory, registry, row["digest"], BUNDLE_TYPE)
+    assert BUNDLE_TYPE in row["attached"]
+    assert parse_bundle(found[BUNDLE_TYPE], "x") == found[PROVENANCE_TYPE]
 
 
 def test_an_image_that_was_not_made_here_has_no_provenance_of_here(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.extras.sbom.bill import BillComponent, BillOfMaterials, PackageType
-from imagefactory.extras.sbom.osv import VulnerabilityCheck, check_vulnerabilities, read_records
+from imagefactory.extras.sbom.osv import VulnerabilityCheck, check_vulnerabilities, read_records, rpm_key
 
 PYPI = BillComponent(kind=PackageType.PYPI, name="torch", version="2.3.1+cu121")
 DEB = BillComponent(
@@ -157,3 +158,46 @@ def test_a_record_that_is_malformed_is_named_and_none_at_all_is_no_answer() -> N
     with pytest.raises(UsageError) as caught:
         check()
     assert caught.value.code == "osv-empty"
+
+
+GOMP = BillComponent(
+    kind=PackageType.RPM,
+    name="libgomp",
+    version="8.5.0-22.el8",
+    namespace="almalinux",
+    within=(("pypi", "demo", "1"),),
+)
+CRATE = BillComponent(kind=PackageType.CARGO, name="idna", version="0.5.0", within=(("pypi", "demo", "1"),))
+
+
+def test_libraries_inside_wheels_are_found_by_their_distribution_and_crates_by_name() -> None:
+    crate = record("idna", "introduced 0", "fixed 1.0.0", ecosystem="crates.io")
+    crate["affected"][0]["ranges"][0]["type"] = "SEMVER"
+    old = record("libgomp", "introduced 0", "fixed 8.5.0-23.el8_10", ecosystem="AlmaLinux:8")
+    fixed = record("libgomp", "introduced 0", "fixed 8.5.0-4.el8", ecosystem="AlmaLinux:8", id="OSV-2")
+    nine = record("libgomp", "introduced 0", "fixed 99-1.el9", ecosystem="AlmaLinux:9", id="OSV-3")
+    bare = replace(GOMP, namespace="centos")
+    told = check(crate, old, fixed, nine, parts=(GOMP, CRATE, bare))
+    assert [(row.ecosystem, row.id, row.fixed) for row in told.found] == [
+        ("AlmaLinux:8", "OSV-1", "8.5.0-23.el8_10"),
+        ("crates.io", "OSV-1", "1.0.0"),
+    ]
+    assert [number for _, number in told.unchecked] == [1]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("1.0-1.el8", "1.0-2.el8"),
+        ("8.5.0-4.el8", "8.5.0-22.el8"),
+        ("8.5.0-22.el8", "8.5.0-22.el8_10"),
+        ("9-1", "1:0.1-1"),
+        ("1.0~rc1-1", "1.0-1"),
+        ("1.0-1", "1.0^20240101-1"),
+        ("1.0a-1", "1.0.1-1"),
+    ],
+)
+def test_the_order_of_rpm_versions(older: str, newer: str) -> None:
+    assert rpm_key(older) < rpm_key(newer)
+    with pytest.raises(ValueError, match="RPM"):
+        rpm_key(f"x{older}:1")

@@ -8,7 +8,9 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +24,10 @@ from imagefactory.model import CommandResult, RunSpec, Target
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project
+from imagefactory.settings.load import load_settings
 from tests.made.factory import put_image
 from tests.made.git_tree import GitTree
+from tests.made.values import make_lock, make_target
 from tests.made.wheels import add_nested, locked, make_wheel
 
 FAILED = CommandResult(returncode=1, stdout="compiling", stderr="error: no such header", seconds=1.0)
@@ -584,3 +588,13 @@ def test_another_targets_wheel_of_the_same_name_stays(
     with pytest.raises(BuildError) as caught:
         compiled(factory, target, source, reserved=frozenset({WHEEL}))
     assert caught.value.code == "wheel-folder-outside"
+
+
+def test_build_tools_wait_for_the_cooldown_and_locked_packages_do_not(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "IMAGEFACTORY_COOLDOWN": "2 days"}
+    access: Any = SimpleNamespace(settings=load_settings(directory=None, start=tmp_path, environ=environ))
+    target = make_target(cooldown="1 week except setuptools")
+    cutoff = compiling.tools_cutoff(access, target, make_lock().wheels)
+    assert cutoff
+    assert cutoff.allowed == ("idna", "setuptools", "torch")
+    assert datetime.now(UTC) - cutoff.time >= timedelta(days=7)

@@ -16,6 +16,7 @@ from imagefactory.lock import LockRequest
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.explain import shortened
+from imagefactory.lock.conda.facts import check_facts
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.solver import virtual_packages
 from imagefactory.model import Lock, ReleaseCutoff, Target
@@ -624,3 +625,58 @@ def test_strict_priority_counts_only_channels_with_old_releases(site: Site) -> N
     asked = target("tiny", "lib", channels=(f"{CHANNEL_ROOT}/lab", f"{CHANNEL_ROOT}/conda-forge"))
     assert pins(site.lock(asked))["lib"] == "9.0"
     assert pins(site.lock(asked, cutoff=CUTOFF))["lib"] == "1.0"
+
+
+# --- CEP 46 and CEP 48 ---------------------------------------------------------------------------
+
+FOR_GPUS = (
+    record("kernels", "1", "__cuda_arch >=9.0", build="sm90"),
+    record("kernels", "1", "__cuda_arch >=8.0,<9.0", build="sm80"),
+)
+
+
+def test_the_lowest_capability_chooses_a_build(site: Site) -> None:
+    site.write(*RUNTIME, *FOR_GPUS)
+
+    def build(*capabilities: str) -> str:
+        lock = site.lock(target("tiny", "kernels", capabilities=capabilities))
+        return next(package.build for package in lock.conda if package.name == "kernels")
+
+    assert (build("9.0", "12.0"), build("8.0", "9.0"), build("8.6")) == ("sm90", "sm80", "sm80")
+
+
+def test_a_capability_that_no_build_supports(site: Site) -> None:
+    site.write(*RUNTIME, *FOR_GPUS)
+    error = why(site, "tiny", "kernels", capabilities=("7.5",))
+    assert error.code == "virtual-package-missing"
+    assert "__cuda_arch" in error.message
+    assert '["8.0"]' in error.hint
+
+
+def test_a_lock_for_other_capabilities_is_outdated(site: Site) -> None:
+    site.write(*RUNTIME, *FOR_GPUS)
+    lock = site.lock(target("tiny", "kernels", capabilities=("9.0",)))
+    assert "__cuda_arch" not in dict(lock.virtual)
+    check_facts(lock, target("tiny", "kernels", capabilities=("9.0", "10.0")))
+    with fails("lock-recipe-mismatch"):
+        check_facts(lock, target("tiny", "kernels", capabilities=("8.0", "9.0")))
+
+
+def test_a_channel_of_repodata_v3_alone_is_named(site: Site) -> None:
+    site.write()
+    folder = site.folder / "conda-forge" / "noarch"
+    document = json.loads((folder / "repodata.json").read_text())
+    for more in ({"repodata_version": 3}, {"v3": {"whl": {"tiny-1-py3_none_any_0": {}}}}):
+        (folder / "repodata.json").write_text(json.dumps(document | more))
+        with fails("repodata-unsupported"):
+            site.lock(target("tiny"))
+
+
+def test_a_conditional_dependency_is_named(site: Site) -> None:
+    site.write(*RUNTIME)
+    path = site.folder / "conda-forge" / "linux-64" / "repodata.json"
+    document = json.loads(path.read_text())
+    row = record("newer", "1", 'python[when="__linux"]')
+    path.write_text(json.dumps(document | {"v3": {"conda": {"newer-1-0": row}}}))
+    with fails("repodata-unsupported", message="newer-1-0"):
+        site.lock(target("tiny", "newer"))

@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 from imagefactory.http import RejectedError
 from imagefactory.lock.pypi import offers
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.offers import choose_sdist, read_metadata
+from imagefactory.lock.pypi.offers import IndexWheel, choose, choose_sdist, read_metadata, variant_of
+from imagefactory.model import Lock
 from tests.made.errors import fails
 
 URL = "https://i.example/demo-1.0-py3-none-any.whl"
@@ -99,3 +100,22 @@ def test_the_newest_that_fits_and_is_not_yanked() -> None:
     assert choose_sdist(Requirement("torch-scatter<2.1"), offered)[0].filename == "torch_scatter-2.0.9.tar.gz"
     with fails("sdist-not-found", message="torch-scatter==9", hint="git+https://"):
         choose_sdist(Requirement("torch-scatter==9"), offered)
+
+
+def offered(*filenames: str) -> tuple[IndexWheel, ...]:
+    return tuple(IndexWheel(filename=name, url="", sha256="0" * 64, size=1) for name in filenames)
+
+
+def test_variant_wheels_are_never_chosen() -> None:
+    """Drafts PEP 817 and 825: a label after the platform; an index that has them changes no lock."""
+    empty = Lock(
+        target="x", content_hash="", python="3.11", platform="manylinux_2_36_x86_64", solver="", wheels=()
+    )
+    stem = "demo-1.0-cp311-cp311-manylinux_2_28_x86_64"
+    variants = offered(f"{stem}-cu128.whl", f"{stem.replace('1.0-', '1.0-2-')}-cu128.whl")
+    plain = offered(f"{stem}.whl", f"{stem.replace('1.0-', '1.0-1-')}.whl")
+    assert [variant_of(file.filename) for file in (*variants, *plain)] == ["cu128", "cu128", "", ""]
+    (wheel,) = choose({"demo": (*variants, *plain)}, empty, {}, lambda _: ())
+    assert wheel.filename == plain[1].filename
+    with fails("wheel-variant", message=variants[0].filename):
+        choose({"demo": variants}, empty, {}, lambda _: ())
