@@ -17,7 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, WorkStealingScheduling
 
 from tests.made.documents import documents_match_their_schemas  # noqa: F401
-from tests.services.factory import base_store, tiny_root  # noqa: F401
+from tests.services.factory import base_store, small_store, tiny_root  # noqa: F401
 from tests.services.fixtures import (  # noqa: F401
     apptainer,
     cluster,

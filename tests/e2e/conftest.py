@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,4 +26,14 @@ def factory(request: pytest.FixtureRequest, base_store: Path, scratch: Path) -> 
     """A store with the base and a cache with its .debs, for one file of tests; the next finds none of it."""
     folder = scratch / request.path.stem
     yield lend(base_store, folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def small_factory(
+    request: pytest.FixtureRequest, small_store: Path, tiny_root: Path, scratch: Path
+) -> Iterator[Factory]:
+    """The same of one small target on the small base."""
+    folder = scratch / f"small-{request.path.stem}"
+    yield replace(lend(small_store, folder), root=tiny_root)
     shutil.rmtree(folder)

@@ -18,7 +18,7 @@ from tests.e2e.numbers import assert_numbers, assert_portable, assert_profile, a
 from tests.e2e.portable_page import EXPORTING, assert_same, follow_page, own_root
 from tests.e2e.training import assert_emulated
 from tests.services.factory import Factory
-from tests.services.tier import many
+from tests.services.tier import NIGHTLY, many
 
 pytestmark = pytest.mark.timeout(2400)  # Each builds some 12 GB first.
 
@@ -71,8 +71,7 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     pairs.follow(factory, tmp_path)
 
 
-# Their frameworks export by other packages; by day the smaller one, in its own runtime alone: those of other
-# images are asked by day in tests/e2e/test_main_job.py.
+# Their frameworks export by other packages. By day tests/e2e/test_main_job.py does the same with PyTorch.
 OTHERS = {
     "jax-onnx-0.10.2-cpu": """\
 import jax, numpy
@@ -104,14 +103,15 @@ def models():
 }
 
 
-@pytest.mark.parametrize("target", many(("jax-onnx-0.10.2-cpu",), tuple(OTHERS)))
+@pytest.mark.skipif(not NIGHTLY, reason="tests/run nightly runs it")
+@pytest.mark.parametrize("target", OTHERS)
 def test_models_of_other_frameworks_compute_the_same(target: str, factory: Factory, tmp_path: Path) -> None:
     own = own_root(factory, tmp_path)
     # TVM refuses what jax2onnx exports with rows of any number.
-    served = many((), ("openvino-2026.4-cpu" if target.startswith("jax") else "tvm-0.27-cpu",))
-    runtimes = {"onnxruntime-cpu": "onnxruntime-cpu"}
-    runtimes |= {f"{one.partition('-')[0]}-cpu": f"{one.partition('-')[0]}-cpu@{one}" for one in served}
-    own.run("build", target, *served)
+    served = "openvino-2026.4-cpu" if target.startswith("jax") else "tvm-0.27-cpu"
+    name = f"{served.partition('-')[0]}-cpu"
+    runtimes = {"onnxruntime-cpu": "onnxruntime-cpu", name: f"{name}@{served}"}
+    own.run("build", target, served)
     models = tmp_path / "mine" / "models.py"
     models.parent.mkdir()
     models.write_text(OTHERS[target])

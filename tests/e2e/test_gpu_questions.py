@@ -105,10 +105,10 @@ def test_the_plan_prunes_by_driver_and_by_code(bare: Factory, gpus: str) -> None
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Factory:
+def tiny(tiny_root: Path, small_store: Path, small_factory: Factory, scratch: Path) -> Factory:
     """A small target's factory, with nothing built."""
-    store = copy_store(base_store, scratch / "questions-store")
-    return Factory(store=store, cache=factory.cache, root=tiny_root)
+    store = copy_store(small_store, scratch / "questions-store")
+    return Factory(store=store, cache=small_factory.cache, root=tiny_root)
 
 
 def test_what_is_built_is_unchanged_until_what_decides_it_changes(

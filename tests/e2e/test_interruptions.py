@@ -28,9 +28,9 @@ LONG = 600.0
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Factory:
-    store = copy_store(base_store, scratch / "tiny-store")
-    return Factory(store=store, cache=factory.cache, root=tiny_root)
+def tiny(tiny_root: Path, small_store: Path, small_factory: Factory, scratch: Path) -> Factory:
+    store = copy_store(small_store, scratch / "tiny-store")
+    return Factory(store=store, cache=small_factory.cache, root=tiny_root)
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +46,15 @@ def digest(factory: Factory) -> str:
     return str(image["digest"])
 
 
-def fresh(tiny: Factory, scratch: Path, name: str, base_store: Path | None = None) -> Factory:
+def fresh(tiny: Factory, scratch: Path, name: str, small_store: Path | None = None) -> Factory:
     """An empty cache but for .debs; a store that is empty, or holds the base already; a TMPDIR of its own."""
     folder = scratch / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "cache").mkdir(parents=True)
     (folder / "tmp").mkdir()
     (folder / "cache" / "debs").symlink_to(tiny.cache / "debs")
-    if base_store is not None:
-        copy_store(base_store, folder / "store")
+    if small_store is not None:
+        copy_store(small_store, folder / "store")
     extra = {"TMPDIR": str(folder / "tmp")}
     return replace(tiny, store=folder / "store", cache=folder / "cache", extra=extra)
 
@@ -175,9 +175,9 @@ def test_killed_at_any_moment_and_run_again(tiny: Factory, wanted: str, scratch:
     ids=["base", "layers"],
 )
 def test_no_process_outlives_a_killed_build(
-    tiny: Factory, scratch: Path, wanted: str, base_store: Path, moment: Moment, program: str
+    tiny: Factory, scratch: Path, wanted: str, small_store: Path, moment: Moment, program: str
 ) -> None:
-    store = fresh(tiny, scratch, f"orphans-{moment.event}", None if moment is INSTALLING else base_store)
+    store = fresh(tiny, scratch, f"orphans-{moment.event}", None if moment is INSTALLING else small_store)
     folder = str(scratch / f"orphans-{moment.event}")
     with stopped(store, moment) as process, contextlib.ExitStack() as opened:
         below = {}
@@ -232,9 +232,9 @@ def naming(text: str) -> list[int]:
     "has_base", many((True,), (False, True)), ids=lambda has: "layers" if has else "base"
 )
 def test_two_builds_at_once_into_one_store(
-    tiny: Factory, wanted: str, scratch: Path, base_store: Path, has_base: bool
+    tiny: Factory, wanted: str, scratch: Path, small_store: Path, has_base: bool
 ) -> None:
-    store = fresh(tiny, scratch, "two", base_store if has_base else None)
+    store = fresh(tiny, scratch, "two", small_store if has_base else None)
     command = store.command("build", "--json", "--no-test", TARGET)
     options = {"stderr": subprocess.PIPE, **piped(store)}
     with child(command, **options) as one, child(command, **options) as other:
@@ -247,10 +247,10 @@ def test_two_builds_at_once_into_one_store(
 
 @pytest.mark.parametrize("moment", [READING, SEGMENT, RECORDED], ids=["reading", "layers", "untagged"])
 def test_collection_beside_a_running_build_takes_nothing_it_needs(
-    tiny: Factory, wanted: str, scratch: Path, base_store: Path, moment: Moment
+    tiny: Factory, wanted: str, scratch: Path, small_store: Path, moment: Moment
 ) -> None:
     """It waits for a build that uses the store, and ends before one that does not yet."""
-    store = fresh(tiny, scratch, "beside", base_store)
+    store = fresh(tiny, scratch, "beside", small_store)
     gc = store.command("image", "prune")
     with (
         stopped(store, moment, "--json") as build,
@@ -273,7 +273,7 @@ def test_collection_beside_a_running_build_takes_nothing_it_needs(
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_refused(
-    tiny: Factory, scratch: Path, base_store: Path
+    tiny: Factory, scratch: Path, small_store: Path
 ) -> None:
     """The lock says another hash: the file that comes is refused by name, and nothing is built."""
     root = scratch / "tampered-root"
@@ -282,7 +282,7 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(
     text = path.read_text()
     line = next(line for line in text.splitlines() if line.startswith("idna=="))
     path.write_text(text.replace(line, line[:-8] + "00000000"))
-    tampered = replace(fresh(tiny, scratch, "tampered", base_store), root=root)
+    tampered = replace(fresh(tiny, scratch, "tampered", small_store), root=root)
     done = tampered.run("build", "--no-test", TARGET, code=None)
     assert done.returncode in (5, 7)
     assert "idna" in done.stderr
@@ -290,16 +290,16 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(
 
 
 def test_a_damaged_wheel_in_the_cache_is_named_and_fetched_anew(
-    tiny: Factory, wanted: str, scratch: Path, base_store: Path
+    tiny: Factory, wanted: str, scratch: Path, small_store: Path
 ) -> None:
-    store = fresh(tiny, scratch, "damaged", base_store)
+    store = fresh(tiny, scratch, "damaged", small_store)
     digest(store)
     (wheel,) = (store.cache / "wheels").rglob("MarkupSafe*.whl")
     data = bytearray(wheel.read_bytes())
     data[len(data) // 2] ^= 0xFF
     wheel.write_bytes(data)
     shutil.rmtree(store.store)
-    copy_store(base_store, store.store)
+    copy_store(small_store, store.store)
     shutil.rmtree(store.cache / "segments")
     done = store.run("build", "--no-test", "--json", TARGET)
     assert f"{wheel.name} has sha256" in done.stderr
@@ -308,14 +308,14 @@ def test_a_damaged_wheel_in_the_cache_is_named_and_fetched_anew(
 
 
 @pytest.fixture(params=many(("layers",), ("base", "layers")))
-def small_disk(request: pytest.FixtureRequest, base_store: Path, scratch: Path) -> Iterator[Path]:
+def small_disk(request: pytest.FixtureRequest, small_store: Path, scratch: Path) -> Iterator[Path]:
     """A file system with room for less than a base, or one with the base and no room for layers."""
     folder = scratch / "small-disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", str(folder)], check=True)
     size = 60 << 20
     if request.param == "layers":
-        subprocess.run(["cp", "--archive", base_store, folder / "store"], check=True)
+        subprocess.run(["cp", "--archive", small_store, folder / "store"], check=True)
         size = shutil.disk_usage(folder).used + (256 << 10)
     subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
     yield folder

@@ -59,7 +59,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=many((TINY,), (TINY, MAIN)))
 def case(
-    request: pytest.FixtureRequest, factory: Factory, tiny_root: Path, base_store: Path, scratch: Path
+    request: pytest.FixtureRequest, factory: Factory, tiny_root: Path, small_store: Path, scratch: Path
 ) -> Case:
     if request.param == MAIN:
         return Case(
@@ -74,7 +74,7 @@ def case(
     root = Path(shutil.copytree(tiny_root, scratch / "tiny"))
     other = TINY_RECIPE.replace("family: tiny", "family: other").replace("idna==3.7", "idna==3.6")
     (root / "recipes" / "other.yaml").write_text(other)
-    store = copy_store(base_store, scratch / "tiny-store")
+    store = copy_store(small_store, scratch / "tiny-store")
     tiny = Factory(store=store, cache=factory.cache, root=root)
     tiny.run("lock", "other-12.1-cu121")
     return Case(
@@ -194,7 +194,7 @@ def test_what_passed_is_pushed_and_docker_runs_it(case: Case, registry: str, doc
 
 
 def test_another_folder_other_workers_and_locale_give_the_same_digest(
-    case: Case, base_store: Path, scratch: Path
+    case: Case, small_store: Path, scratch: Path
 ) -> None:
     """Wheels and debs are shared; segments and layers are made anew, and by night the base."""
     cache, store = scratch / "another" / "cache", scratch / "another" / "a store"
@@ -210,7 +210,7 @@ def test_another_folder_other_workers_and_locale_give_the_same_digest(
     other = replace(case.factory, store=store, cache=cache, extra=extra)
     try:
         if case.target == TINY:
-            copy_store(base_store, store)
+            copy_store(small_store, store)
         assert other.build(case.target, "--no-test")["image"] == case.built["image"]
         assert len(list((cache / "segments").iterdir())) > 0
     finally:

@@ -54,13 +54,15 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def ground(tiny_root: Path, base_store: Path, factory: Factory, registry: str, scratch: Path) -> Ground:
-    store = copy_store(base_store, scratch / "night-store")
+def ground(
+    tiny_root: Path, small_store: Path, small_factory: Factory, registry: str, scratch: Path
+) -> Ground:
+    store = copy_store(small_store, scratch / "night-store")
     root = scratch / "night-root"
     shutil.copytree(tiny_root, root)
     place = f"{registry}/nights"
     extra = {"XDG_CONFIG_HOME": str(scratch / "night-keys"), "IMAGEFACTORY_REGISTRY": place}
-    own = Factory(store=store, cache=factory.cache, root=root, extra=extra)
+    own = Factory(store=store, cache=small_factory.cache, root=root, extra=extra)
     own.run("key", "create", "lab")
     own.run("key", "trust", "lab")
     return Ground(own, place, scratch / "mail")

@@ -223,14 +223,17 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def root(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path, tool: Path) -> Path:
+def root(tiny_root: Path, small_store: Path, small_factory: Factory, scratch: Path, tool: Path) -> Path:
     """The tiny target's factory as a checkout has it, with a key that it trusts."""
-    copy_store(base_store, scratch / "nightly-store")
+    copy_store(small_store, scratch / "nightly-store")
     root = scratch / "nightly-root"
     shutil.copytree(tiny_root, root)
     (root / "tiny-folder").mkdir()  # what a shell would make of the variable TARGETS
     keys = Factory(
-        store=factory.store, cache=factory.cache, root=root, extra={"XDG_CONFIG_HOME": str(scratch / "keys")}
+        store=small_factory.store,
+        cache=small_factory.cache,
+        root=root,
+        extra={"XDG_CONFIG_HOME": str(scratch / "keys")},
     )
     keys.run("key", "create", "nightly")
     keys.run("key", "trust", "nightly")
@@ -276,7 +279,7 @@ def place(registry: str) -> str:
     return f"{registry}/nightly"
 
 
-def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) -> Night:
+def night(number: int, root: Path, place: str, scratch: Path, small_factory: Factory) -> Night:
     nightly, later = project_jobs("nightly.yml"), project_jobs("promote.yml")
     (key,) = (scratch / "keys").rglob("nightly.pem")
     return Night(
@@ -305,7 +308,7 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
         root=root,
         tool=scratch / "nightly-tool",
         # Jobs start with empty stores. The one that builds finds the base there.
-        stores={"IMAGEFACTORY_CACHE": str(factory.cache), "candidates": str(scratch / "nightly-store")},
+        stores={"IMAGEFACTORY_CACHE": str(small_factory.cache), "candidates": str(scratch / "nightly-store")},
         artifacts=scratch / f"artifacts-{number}",
         later=frozenset(later),
         gpu_machine=scratch / "gpu-machine",
@@ -313,9 +316,9 @@ def night(number: int, root: Path, place: str, scratch: Path, factory: Factory) 
 
 
 def test_a_night_without_a_gpu_builds_a_candidate_and_moves_no_tag(
-    root: Path, place: str, scratch: Path, factory: Factory
+    root: Path, place: str, scratch: Path, small_factory: Factory
 ) -> None:
-    first = night(1, root, place, scratch, factory)
+    first = night(1, root, place, scratch, small_factory)
     assert first.run("plan") == {"plan": 0}, first.said
     (job,) = json.loads(first.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
     kits = "8.0/sm80-a100-535.54.03"
@@ -330,13 +333,13 @@ def test_a_night_without_a_gpu_builds_a_candidate_and_moves_no_tag(
 
 
 def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
-    root: Path, place: str, scratch: Path, factory: Factory
+    root: Path, place: str, scratch: Path, small_factory: Factory
 ) -> None:
     registry, _, path = place.partition("/")
     (tag,) = (tag for tag in RegistryClient(registry).tags(f"{path}/{FAMILY}") if CANDIDATE.fullmatch(tag))
     there = RegistryClient(registry).manifest(f"{path}/{FAMILY}", tag)
     assert there is not None
-    second = night(2, root, place, scratch, factory)
+    second = night(2, root, place, scratch, small_factory)
     second.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-2-cache")}
     assert second.run("plan") == {"plan": 0}, second.said
     (job,) = json.loads(second.contexts["needs"]["plan"]["outputs"]["targets"])["include"]
@@ -350,10 +353,10 @@ def test_the_next_night_builds_nothing_and_verifies_the_candidate_that_is_there(
 
 
 def test_a_nonce_store_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
-    root: Path, place: str, scratch: Path, factory: Factory
+    root: Path, place: str, scratch: Path, small_factory: Factory
 ) -> None:
     """Everybody can read the first, and its MACs are good. For the second the key is missing."""
-    taken = night(5, root, place, scratch, factory)
+    taken = night(5, root, place, scratch, small_factory)
     taken.stores = {"IMAGEFACTORY_CACHE": str(scratch / "night-5-cache")}
     taken.contexts["github"]["run_attempt"] = 2
     for name in ("plan", "candidates", "verify"):
@@ -372,7 +375,7 @@ def test_a_nonce_store_of_another_attempt_or_of_a_gpu_job_is_signed_for_nothing(
     assert "was not written with the key in IMAGEFACTORY_NONCE_KEY" in taken.said["promote"]
 
 
-def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, factory: Factory) -> None:
+def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, small_factory: Factory) -> None:
     """A verdict of a made-up GPU, signed by the key that this test's factory trusts, and no other does."""
     registry, _, path = place.partition("/")
     there = StoreRepository(store=RegistryClient(registry), repository=f"{path}/{FAMILY}")
@@ -386,7 +389,7 @@ def test_what_is_proven_costs_nothing(root: Path, place: str, scratch: Path, fac
     manifest = read_manifest(there, subject.manifest).descriptor
     attach(there, SignedStatement(kind=VERDICT_TYPE, subject=manifest, envelope=signed.envelope))
 
-    third = night(3, root, place, scratch, factory)
+    third = night(3, root, place, scratch, small_factory)
     assert third.run("plan") == {"plan": 0}, third.said
     assert third.contexts["needs"]["plan"]["outputs"] == {
         "targets": '{"include":[]}',
@@ -430,9 +433,9 @@ def ends_with_no_gpu(one: Night) -> None:
 
 
 def test_where_nothing_is_set_up_nothing_runs(
-    root: Path, place: str, scratch: Path, factory: Factory
+    root: Path, place: str, scratch: Path, small_factory: Factory
 ) -> None:
-    fork = night(4, root, place, scratch, factory)
+    fork = night(4, root, place, scratch, small_factory)
     fork.contexts["vars"] = {"REGISTRY": "", "GPUS": "", "TARGETS": ""}
     assert [fork.run(name) for name in ("plan", "promote")] == [{}, {}]
 

@@ -22,11 +22,11 @@ idna  # tiny has it: it stays in its version
 
 
 @pytest.fixture(scope="module")
-def lab(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path) -> Factory:
+def lab(tiny_root: Path, small_store: Path, small_factory: Factory, scratch: Path) -> Factory:
     """A factory of its own that holds tiny, locked, and a family on it."""
     root = scratch / "on"
     shutil.copytree(tiny_root, root)
-    here = Factory(store=copy_store(base_store, scratch / "on-store"), cache=factory.cache, root=root)
+    here = Factory(store=copy_store(small_store, scratch / "on-store"), cache=small_factory.cache, root=root)
     (root / "requirements.txt").write_text(REQUIREMENTS)
     here.run("recipe", "import", str(root / "requirements.txt"), "--family", "mylab", "--extends", BELOW)
     here.run("lock")

@@ -21,9 +21,9 @@ SEEN = "3.7 /opt/env\n"
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, factory: Factory, registry: str, dockerd: str, apptainer: str) -> Factory:
+def tiny(tiny_root: Path, small_factory: Factory, registry: str, dockerd: str, apptainer: str) -> Factory:
     extra = {"IMAGEFACTORY_REGISTRY": f"{registry}/publish", "DOCKER_HOST": dockerd}
-    return Factory(store=factory.store, cache=factory.cache, root=tiny_root, extra=extra)
+    return Factory(store=small_factory.store, cache=small_factory.cache, root=tiny_root, extra=extra)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from imagefactory.oci.layers import codec
 from imagefactory.oci.layout import BlobWriter, Layout
 from tests.services import PodmanService
 from tests.services.children import stdout_of
-from tests.services.factory import ROOT, Factory, copy_store
+from tests.services.factory import Factory, copy_store
 from tests.services.tier import many
 
 TARGET = "tiny-12.1-cu121"
@@ -65,10 +65,11 @@ class Published:
     """What LOOK prints in it."""
 
 
-def gzip_store(base_store: Path, path: Path) -> Path:
+def gzip_store(small_store: Path, tiny_root: Path, path: Path) -> Path:
     """The lent store with its base's layer in gzip as well: whoever builds with that finds it made."""
-    layout = Layout(copy_store(base_store, path))
-    image, lock = layout.image("base:debian-12"), read_base_lock(ROOT / "lockfiles/bases/debian-12.lock")
+    layout = Layout(copy_store(small_store, path))
+    image = layout.image("base:debian-12")
+    lock = read_base_lock(tiny_root / "lockfiles/bases/debian-12.lock")
     assert image
     assert lock
     (layer,) = image.layers
@@ -87,15 +88,17 @@ def gzip_store(base_store: Path, path: Path) -> Path:
 def published(
     request: pytest.FixtureRequest,
     tiny_root: Path,
-    base_store: Path,
-    factory: Factory,
+    small_store: Path,
+    small_factory: Factory,
     scratch: Path,
     registry: str,
 ) -> Published:
     """The tiny target with layers of one codec, in the real registry."""
     extra = {"IMAGEFACTORY_CODEC": request.param}
-    store = factory.store if request.param == "zstd" else gzip_store(base_store, scratch / "pulls-gzip")
-    tiny = Factory(store=store, cache=factory.cache, root=tiny_root, extra=extra)
+    store = small_factory.store
+    if request.param != "zstd":
+        store = gzip_store(small_store, tiny_root, scratch / "pulls-gzip")
+    tiny = Factory(store=store, cache=small_factory.cache, root=tiny_root, extra=extra)
     built = tiny.build(TARGET, "--no-test")
     place = f"{registry}/{request.param}"
     (sent,) = json.loads(tiny.run("push", "--registry", place, "--json", TARGET).stdout)["results"]

@@ -19,11 +19,11 @@ TARGET = "tiny-12.1-cu121"
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_root: Path, base_store: Path, factory: Factory, scratch: Path, registry: str) -> Factory:
+def tiny(tiny_root: Path, small_store: Path, small_factory: Factory, scratch: Path, registry: str) -> Factory:
     """The tiny target's factory, with the registry in its settings."""
     return Factory(
-        store=copy_store(base_store, scratch / "push-pull-store"),
-        cache=factory.cache,
+        store=copy_store(small_store, scratch / "push-pull-store"),
+        cache=small_factory.cache,
         root=tiny_root,
         extra={"IMAGEFACTORY_REGISTRY": f"{registry}/push-pull"},
     )

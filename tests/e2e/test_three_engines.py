@@ -53,14 +53,16 @@ def without_apptainers_own(environment: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=TARGETS)
 def seen(
-    request: pytest.FixtureRequest, base_store: Path, scratch: Path, dockerd: str, apptainer: str
+    request: pytest.FixtureRequest, scratch: Path, dockerd: str, apptainer: str
 ) -> Iterator[dict[str, Seen]]:
     """By engine, in a store of the target's own, which is freed before the next: some 20 GB."""
     target = request.param
     folder = scratch / f"three-{target}"
-    mine = replace(lend(base_store, folder), extra={"DOCKER_HOST": dockerd})
+    store: Path = request.getfixturevalue("small_store" if target == SMALL else "base_store")
+    mine = replace(lend(store, folder), extra={"DOCKER_HOST": dockerd})
     if target == SMALL:
-        mine = replace(mine, root=make_root(folder / "root", small=SMALL_RECIPE))
+        bases_of = request.getfixturevalue("tiny_root")
+        mine = replace(mine, root=make_root(folder / "root", bases_of, small=SMALL_RECIPE))
         start = folder / "root" / "start.sh"
         start.write_text('#!/bin/sh\nexec "$@"\n')
         start.chmod(0o755)

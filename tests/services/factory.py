@@ -75,24 +75,46 @@ matrix:
 """
 
 
-def make_root(root: Path, **recipes: str) -> Path:
-    """A factory's root with recipes, and the bases with their locks."""
+SMALL_BASES = """\
+bases:
+  - name: debian-12
+    suite: bookworm
+    python: "3.11"
+    glibc: "2.36"
+    packages: [ca-certificates, python3, python3-venv, tini]
+    public: docker.io/library/debian:12-slim
+"""
+"""The base without compilers and headers: a third of its bytes. Most tests try the way, not the base."""
+
+
+def make_root(root: Path, bases_of: Path = ROOT, /, **recipes: str) -> Path:
+    """A factory's root with recipes, and the bases of another with their locks."""
     (root / "recipes").mkdir(parents=True)
     (root / "imagefactory.toml").write_text("")
-    shutil.copy(ROOT / "recipes" / "bases.yaml", root / "recipes")
-    (root / "lockfiles" / "bases").mkdir(parents=True)
-    for base in ("debian-12", "debian-13"):
-        shutil.copy(ROOT / "lockfiles" / "bases" / f"{base}.lock", root / "lockfiles" / "bases")
+    shutil.copy(bases_of / "recipes" / "bases.yaml", root / "recipes")
+    shutil.copytree(bases_of / "lockfiles" / "bases", root / "lockfiles" / "bases")
     for family, text in recipes.items():
         (root / "recipes" / f"{family}.yaml").write_text(text)
     return root
 
 
 def make_base_store(folder: Path) -> None:
-    """In `folder`: the tiny target's factory, locked; a store of the base alone; a cache with its .debs."""
-    root = make_root(folder / "tiny", tiny=TINY_RECIPE)
+    """In `folder`: a store of the project's own base alone; a cache with its .debs."""
+    _make_store(folder, make_root(folder / "tiny", tiny=TINY_RECIPE))
+
+
+def make_small_store(folder: Path) -> None:
+    """The same of the small base. `folder`/tiny is the tiny target's factory, locked."""
+    bases = folder / "bases"
+    (bases / "recipes").mkdir(parents=True)
+    (bases / "recipes/bases.yaml").write_text(SMALL_BASES)
+    (bases / "lockfiles/bases").mkdir(parents=True)
+    _make_store(folder, make_root(folder / "tiny", bases, tiny=TINY_RECIPE), "base:debian-12")
+
+
+def _make_store(folder: Path, root: Path, *locked: str) -> None:
     maker = Factory(store=folder / "store", cache=folder / "cache", root=root)
-    maker.run("lock", "tiny-12.1-cu121")
+    maker.run("lock", *locked, "tiny-12.1-cu121")
     maker.build("tiny-12.1-cu121", "--no-test")
     maker.run("image", "remove", "tiny:12.1-cu121")
     maker.run("image", "prune")
@@ -106,9 +128,15 @@ def base_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_root(base_store: Path) -> Path:
-    """A factory of one small target, locked; to be read only."""
-    return base_store.with_name("tiny")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the small base, which the targets of `tiny_root` stand on."""
+    return once(tmp_path_factory, "small-base", make_small_store) / "store"
+
+
+@pytest.fixture(scope="session")
+def tiny_root(small_store: Path) -> Path:
+    """A factory of one small target on the small base, locked; to be read only."""
+    return small_store.with_name("tiny")
 
 
 def copy_store(store: Path, path: Path) -> Path:

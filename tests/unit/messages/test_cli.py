@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
         ),
         (
             "image export --compression fast pytorch-2.3-cu121",
-            "--compression requires --format sif",
+            "--compression requires --format sif or sqsh",
             "add --format sif or remove --compression",
         ),
         ("verify", "no image is given", "run imagefactory verify TARGET"),
