@@ -65,7 +65,9 @@ def read_driver(text: str) -> str:
             f"{quoted} is a CUDA version; its first driver is {first} (write the driver version)"
         )
     if parts == 4 or (parts == 2 and branch > _LAST_ODD and branch % 5):
-        raise ValueError(f"{quoted} is a Windows driver (write a Linux driver, such as 535.54.03)")
+        # Drivers for Windows have numbers of their own within a branch: 581 and 582 are of branch 580.
+        like = f"in WSL write its branch, {branch - branch % 5}" if parts == 2 else "write 535 or 535.54.03"
+        raise ValueError(f"{quoted} is a Windows driver ({like})")
     newest = max(map(numbers, cuda_drivers().values()))[0]
     if not _OLDEST <= branch <= newest + _BEYOND:
         raise ValueError(f"{quoted} is not a known driver: they range from {_OLDEST} to {newest}")

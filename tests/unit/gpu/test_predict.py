@@ -285,7 +285,7 @@ def test_a_driver_as_people_write_it(written: str, version: str) -> None:
         ("12.2", "CUDA version.*535.54.03"),
         ("0", "from 300 to "),
         ("999", "from 300 to "),
-        ("551.23", "Windows"),
+        ("551.23", "its branch, 550"),
         ("31.0.15.5123", "Windows"),
         ("new", "write 535 or"),
         ("", "write 535 or"),
