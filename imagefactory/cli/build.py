@@ -345,6 +345,7 @@ def lock(
     from imagefactory.actions.locked import base_state, holding, lock_state
     from imagefactory.project import require_own_project
     from imagefactory.recipes.edit import omitted_companions
+    from imagefactory.recipes.values import parse_cutoff
     from imagefactory.views.images import format_relock
 
     of_targets = _check_no_bases(names)
@@ -382,6 +383,8 @@ def lock(
         f"{option} requires a target",
         f"imagefactory lock TARGET {option}",
     )
+    if exclude_newer is not None:
+        parse_cutoff(exclude_newer, datetime.now(UTC))  # an invalid one stops before the first solve
     if not check and not render:
         require_own_project(call.settings, "lock")
     if render:

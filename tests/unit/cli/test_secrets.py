@@ -54,8 +54,10 @@ def calls() -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A factory of one recipe, which nothing of this machine's settings reaches. Retries do not wait."""
+    """A factory of one recipe, which no setting of this machine and no server reach. Retries do not wait."""
     monkeypatch.setattr(RetryPolicy, "wait", lambda *_: 0.0)
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}INDEX", "http://127.0.0.1:1/simple")
     (tmp_path / "recipes").mkdir()
     for name in ("bases.yaml", "jax.yaml"):
         shutil.copy(ROOT / "recipes" / name, tmp_path / "recipes")
