@@ -263,8 +263,11 @@ def _documented(question: CellQuery, evidence: CellEvidence) -> Iterator[CellCla
         )
         yield _with_floor(claim, question, compiled.cuda)
     row = knowledge.documented(question.framework, question.version, question.cuda, _platform(question))
-    if row is not None and not (row.known_from and question.capability < row.known_from):
-        yield _with_floor(_listed(question, row), question, max(question.cuda, row.cuda, key=len))
+    if row is None or (row.known_from and question.capability < row.known_from):
+        return
+    listed = _listed(question, row)
+    if listed.answer is not Compatibility.NO or not row.partial:
+        yield _with_floor(listed, question, max(question.cuda, row.cuda, key=len))
 
 
 def run_time_code(question: CellQuery) -> RunTimeCode | None:

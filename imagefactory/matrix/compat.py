@@ -208,12 +208,20 @@ def for_maker(candidates: Sequence[CoverCandidate], gpu: CompatGpu) -> list[Cove
 
 
 def _cudas(framework: str, version: str) -> set[str]:
-    """Return the CUDA versions for which a release is known, or one empty text without any."""
+    """Return the CUDA versions for which a release is known, or one empty text without any.
+
+    Without a list of all its CUDA versions, those count for which its code for amd64 is documented.
+    """
     rows = knowledge.releases(framework)
     known = {row.cuda for row in rows if covers(row.version, version) or covers(version, row.version)}
     known |= {row.cuda for row in knowledge.offered(framework, version)}
     compilers = {cuda for _, cudas in knowledge.compilers_of(framework, version) for cuda in cudas}
-    return known or compilers or {""}
+    documented = {
+        row.cuda
+        for row in knowledge.all_documented()
+        if (row.framework, row.platform) == (framework, "amd64") and covers(row.version, version)
+    }
+    return known or compilers or documented or {""}
 
 
 def check_known(table: Sequence[CompatRow]) -> None:

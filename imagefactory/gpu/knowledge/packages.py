@@ -246,7 +246,8 @@ class DocumentedSupport:
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
     in the project's text, or None. `cudnn` is a partial or full version, often empty. `platform` is the
-    architecture of the build in OCI format. The row is not about GPUs before `known_from`.
+    architecture of the build in OCI format. The row is not about GPUs before `known_from`. If it is `partial`,
+    its source names supported GPUs, and nothing is known of the others.
     """
 
     framework: str
@@ -258,6 +259,7 @@ class DocumentedSupport:
     source: str
     platform: str = "amd64"
     known_from: Capability | None = None
+    partial: bool = False
 
     @property
     def capabilities(self) -> tuple[Capability, ...]:
@@ -304,6 +306,7 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
             source=row["source"],
             platform=platform,
             known_from=parse_capability(row["known_from"]) if "known_from" in row else None,
+            partial=row.get("partial", False),
         )
         for row in read_table("documented")["build"]
         for version in row["versions"]

@@ -127,6 +127,8 @@ def test_what_pages_list_is_of_builds_for_amd64() -> None:
         ("torch 2.9 12.6", "7.5", "arm64", Compatibility.NO),
         ("torch 2.9 12.6", "7.5", "amd64", Compatibility.YES),
         ("torch 2.5 12.4", "9.0", "arm64", Compatibility.YES),
+        ("torch 2.5 12.6", "8.7", "arm64", Compatibility.YES),  # a build for Jetson
+        ("torch 2.5 12.6", "9.0", "arm64", Compatibility.UNKNOWN),
         ("torch 2.8 12.8", "10.0", "arm64", Compatibility.UNKNOWN),  # NVIDIA's own indexes may have it
         ("torch 2.8 12.9", "10.0", "arm64", Compatibility.YES),
         ("jax 0.10.2 13", "11.0", "arm64", Compatibility.YES),
@@ -149,7 +151,13 @@ def test_a_release_is_answered_by_its_builds_for_the_processor_next_to_the_gpu(
         ("torch 2.7 rocm6.3", "gfx1101", Compatibility.YES),
         ("torch 2.14 rocm7.14", "gfx906", Compatibility.NO),
         ("torch 2.14 rocm7.2", "gfx906", Compatibility.YES),
-        ("torch 2.9 rocm7.1", "gfx90a", Compatibility.UNKNOWN),  # AMD's own index may have it
+        ("torch 2.9 rocm7.13.0", "gfx1151", Compatibility.YES),  # from AMD's own index
+        ("torch 2.9.1 rocm7.2.0", "gfx1100", Compatibility.YES),
+        ("torch 2.9.1 rocm7.2.0", "gfx1151", Compatibility.UNKNOWN),  # that page names supported GPUs alone
+        ("torch 2.7 rocm7.14", "gfx90a", Compatibility.UNKNOWN),
+        ("tensorflow-rocm 2.16.1 rocm6.2", "gfx1100", Compatibility.YES),
+        ("jax-rocm7-plugin 0.9.1 rocm7.2", "gfx1151", Compatibility.YES),  # generic code for RDNA 3
+        ("jax-rocm7-plugin 0.8.2 rocm7.2", "gfx1151", Compatibility.NO),
     ],
 )
 def test_builds_for_amd_are_documented_by_their_processors(

@@ -161,6 +161,7 @@ def test_a_name_that_says_nothing_is_unknown(name: str) -> None:
         ("RX 9070 XT", "RX 9070 XT", "gfx1201"),
         ("AMD Radeon PRO W7900 Dual Slot", "W7900", "gfx1100"),
         ("GFX90a", "gfx90a", "gfx90a"),
+        ("Radeon 8060S (Ryzen AI MAX+ 395)", "8060S", "gfx1151"),
     ],
 )
 def test_a_gpu_of_amd_has_a_processor(name: str, gpu: str, processor: str) -> None:
@@ -179,7 +180,7 @@ def test_every_gpu_of_amd_finds_itself() -> None:
         assert knowledge.find_gpu(f"AMD {gpu.name}").name == gpu.name
     assert [str(one) for one in knowledge.processors()] == [
         "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950",
-        "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201",
+        "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201",
     ]  # fmt: skip
 
 

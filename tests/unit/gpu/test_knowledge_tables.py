@@ -109,7 +109,7 @@ def test_every_build_for_amd_is_documented(framework: str) -> None:
     listed = {
         (row.version, row.cuda)
         for row in knowledge.all_documented()
-        if row.framework == framework and rocm_of(row.cuda)
+        if row.framework == framework and rocm_of(row.cuda) and not row.partial  # AMD's own indexes
     }
     assert released
     assert released == listed

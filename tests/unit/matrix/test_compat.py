@@ -93,6 +93,8 @@ def gpu(capability: str, name: str = "", driver: str = "") -> CompatGpu:
         ("no-such-package==1", "12.4", ["12.4"]),
         ("warp-lang==1.8", "", ["12.8"]),
         ("numba==0.55", "12.6", ["12.6"]),
+        ("xgboost==1.6.2", "", ["11.0"]),  # its code is documented, and not for which CUDA it is released
+        ("vllm==0.14.0", "", [""]),  # a build for Jetson alone is documented
     ],
 )
 def test_a_release_is_asked_for_with_the_cudas_that_it_is_known_for(
