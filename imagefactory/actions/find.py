@@ -72,9 +72,10 @@ _WEIGHT = {ClaimBasis.VERIFIED: 0, ClaimBasis.PREDICTED: 1, ClaimBasis.DOCUMENTE
 class FindCandidate:
     """An image, target or release. `target` is empty if no recipe builds it. `ready` is true for an image.
 
-    `known` returns the evidence that the candidate runs on a GPU of a pool; without a pool `classes` are
-    those GPUs. `resources` is the request of its jobs. `unknown` returns whether there is no evidence for a
-    GPU of a pool, or (None) for some GPU. With several joined centers, `name` begins with its `center`.
+    `known` returns the evidence that the candidate runs on a GPU of a pool; without a pool `classes` returns
+    those GPUs. It takes time, so only selected candidates are asked. `resources` is the request of its jobs.
+    `unknown` returns whether there is no evidence for a GPU of a pool, or (None) for some GPU. With several
+    joined centers, `name` begins with its `center`.
     """
 
     name: str
@@ -84,7 +85,7 @@ class FindCandidate:
     version: str
     cuda: str
     ready: bool
-    classes: tuple[GpuClass, ...]
+    classes: Callable[[], tuple[GpuClass, ...]]
     known: Callable[[PoolGpu], GpuClass | None]
     resources: ResourceRequest
     unknown: Callable[[PoolGpu | None], bool]
@@ -259,7 +260,7 @@ def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) ->
     if machines is None:
         rows = [
             GpuMatch(capability=str(row.capability), basis=row.claim.basis, why=row.claim.reason)
-            for row in candidate.classes
+            for row in candidate.classes()
         ]
         unknown = candidate.unknown(None)
     else:
@@ -304,7 +305,7 @@ def _named_candidate(image: CatalogImage, center: JoinedCenter, resources: Resou
         version=image.version,
         cuda=image.cuda,
         ready=False,
-        classes=(),
+        classes=tuple,
         known=lambda _: None,
         resources=resources,
         unknown=lambda _: True,
@@ -332,7 +333,7 @@ def _offered_candidate(
     return replace(
         named,
         ready=True,
-        classes=grounds.classes,
+        classes=lambda: grounds.classes,
         known=classifier_for(grounds.classes),
         # As `job write` would request it without further options.
         resources=ResourceRequest(
@@ -374,7 +375,7 @@ def _candidate(cover: CoverCandidate, resources: ResourceRequest) -> FindCandida
         version=question.version,
         cuda=question.cuda,
         ready=False,
-        classes=tuple(row for gpu in gpus if (row := on(gpu))),
+        classes=lambda: tuple(row for gpu in gpus if (row := on(gpu))),
         known=lambda gpu: on(_release_type(gpu)) if gpu.capability else None,
         resources=resources,
         unknown=unknown,

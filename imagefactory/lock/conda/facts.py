@@ -32,6 +32,8 @@ _PARTS = {
     "tensorflow-gpu": ("tensorflow-base", "tensorflow"),
 }
 """Framework -> packages with its machine code, whose build strings name the device."""
+_BOUND = r"(?:[<>=!]=?)?[0-9][0-9.]*(?:\.\*)?"
+_BOUNDS = re.compile(rf"{_BOUND}(?:,{_BOUND})*")
 
 
 def cuda_packages(lock: Lock) -> tuple[LockedCondaPackage, ...]:
@@ -97,8 +99,10 @@ def _check_capabilities(lock: Lock, target: Target) -> None:
         for package in lock.conda:
             for text in package.depends:
                 name, _, bounds = text.partition(" ")
-                plain = re.fullmatch(r"(?:(?:[<>=!]=?)?[0-9.]+(?:\.\*)?,?)+", bounds.partition(" ")[0])
-                if name == "__cuda_arch" and plain and not within(plain[0], lowest):
+                if name != "__cuda_arch":
+                    continue
+                plain = _BOUNDS.fullmatch(bounds.partition(" ")[0])
+                if plain and not within(plain[0], lowest):
                     raise LockError(
                         "lock-recipe-mismatch",
                         f"{target.name}: {_label(package)} needs GPUs of compute capability {bounds}, "

@@ -662,6 +662,15 @@ def test_a_lock_for_other_capabilities_is_outdated(site: Site) -> None:
         check_facts(lock, target("tiny", "kernels", capabilities=("8.0", "9.0")))
 
 
+def test_a_capability_of_a_hostile_lock_is_read_in_no_time(site: Site) -> None:
+    """With a pattern that tries all divisions of the digits, this would not end."""
+    site.write(*RUNTIME, *FOR_GPUS)
+    asked = target("tiny", "kernels", capabilities=("9.0",))
+    lock = site.lock(asked)
+    hostile = tuple(replace(one, depends=(f"__cuda_arch >={'1' * 5000}x",)) for one in lock.conda)
+    check_facts(replace(lock, conda=hostile), asked)
+
+
 def test_a_channel_of_repodata_v3_alone_is_named(site: Site) -> None:
     site.write()
     folder = site.folder / "conda-forge" / "noarch"

@@ -399,7 +399,10 @@ def test_the_manifests_say_what_a_tag_lists_not_the_tag() -> None:
             for one in index["manifests"]:
                 one["artifactType"] = lie
             registry.put_manifest("a/b", json.dumps(index).encode(), INDEX_TYPE, tag)
-            assert [len(registry.referrers("a/b", subject.digest, kind)) for kind in ("", *kinds)] == [
+            assert [
+                len(registry.referrers("a/b", subject.digest, *chosen))
+                for chosen in ((), kinds[:1], kinds[1:])
+            ] == [
                 2,
                 1,
                 1,
