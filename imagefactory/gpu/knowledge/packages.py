@@ -246,8 +246,8 @@ class DocumentedSupport:
     `version` is a prefix of whole components. `codes` are machine code and PTX as the project names them,
     sorted; PTX has no instruction set version, which no project documents. `minimum` is the lowest capability
     in the project's text, or None. `cudnn` is a partial or full version, often empty. `platform` is the
-    architecture of the build in OCI format. The row is not about GPUs before `known_from`. If it is `partial`,
-    its source names supported GPUs, and nothing is known of the others.
+    architecture of the build in OCI format. The row is not about GPUs before `known_from`. A `partial` one is
+    from a source that names supported GPUs: nothing is known of the others.
     """
 
     framework: str

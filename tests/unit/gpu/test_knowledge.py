@@ -180,7 +180,8 @@ def test_every_gpu_of_amd_finds_itself() -> None:
         assert knowledge.find_gpu(f"AMD {gpu.name}").name == gpu.name
     assert [str(one) for one in knowledge.processors()] == [
         "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950",
-        "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201",
+        "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200",
+        "gfx1201",
     ]  # fmt: skip
 
 
