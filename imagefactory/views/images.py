@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagefactory.actions.build import BuildResult
-from imagefactory.actions.lock import LockResult
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import can_emulate, parse_capability
 from imagefactory.lock import OutdatedPackage
@@ -21,6 +19,8 @@ from imagefactory.trust.verdict import ImageProgress
 from imagefactory.views.text import CPUS, format_fields, format_table
 
 if TYPE_CHECKING:
+    from imagefactory.actions.build import BuildResult
+    from imagefactory.actions.lock import LockResult
     from imagefactory.actions.store import PruneResult, RepositoryListing
     from imagefactory.actions.transfer import CopyResult, PullResult, PushResult, SifPullResult
 
