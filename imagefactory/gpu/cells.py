@@ -287,6 +287,8 @@ def _offer(question: CellQuery) -> Iterator[CellClaim]:
     name, version, cuda = question.framework, question.version, question.cuda
     if not cuda or rocm_of(cuda) or _platform(question) != "amd64":
         return
+    if any(not row.pins for row, _ in knowledge.compilers_of(name, version)):
+        return  # the compiler is in the wheel, whatever CUDA is next to it
     rows = [
         row
         for row in knowledge.releases(name)
@@ -450,8 +452,10 @@ def _known_bad_claims(question: CellQuery, contents: ScanResult | None) -> Itera
     capability, since it is not specific to this one. All others are NO.
     """
     name, version = question.framework.rpartition("::")[2], question.version
-    locked = question.packages or ((name, version),)
-    last = question.packages or ((name, version if version.count(".") > 1 else f"{version}.{_LAST}"),)
+    build = ("build-cuda", question.cuda)
+    locked = (*(question.packages or ((name, version),)), build)
+    newest = version if version.count(".") > 1 else f"{version}.{_LAST}"
+    last = (*(question.packages or ((name, newest),)), build)
     first, final = [versions_in(contents)] * 2 if contents else (versions_of(locked), versions_of(last))
     capability, driver = question.capability, question.driver
     fitting = {fault.id for fault in matching_rules(final, capability, driver)}

@@ -195,7 +195,8 @@ def find_compiler(
     """Return the row for a package and the CUDA version of its compiler, None if no row is known.
 
     `packages` are the installed ones: their compiler counts, else `cuda`. If `cuda` is only a major version,
-    the newest known compiler of it is used, which a solver chooses.
+    the newest known compiler of it is used, which a solver chooses. A compiler in the wheel itself counts with
+    any `cuda`.
     """
     installed = dict(packages)
     for row in run_time_compilers():
@@ -205,7 +206,11 @@ def find_compiler(
     for row, versions in compilers_of(name, version):
         pinned = next((installed[pin] for pin in row.pins if pin in installed), "")
         exact = ".".join(pinned.split(".")[:2]) or cuda
-        fitting = [known for known in versions if exact and (covers(exact, known) or covers(known, exact))]
+        fitting = [
+            known
+            for known in versions
+            if not row.pins or (exact and (covers(exact, known) or covers(known, exact)))
+        ]
         if fitting:
             return row, max(fitting, key=numbers)
     return None

@@ -128,6 +128,8 @@ def test_what_pages_list_is_of_builds_for_amd64() -> None:
         ("torch 2.9 12.6", "7.5", "amd64", Compatibility.YES),
         ("torch 2.5 12.4", "9.0", "arm64", Compatibility.YES),
         ("torch 2.5 12.6", "8.7", "arm64", Compatibility.YES),  # a build for Jetson
+        ("triton 3.5.1 13.0", "11.0", "arm64", Compatibility.NO),  # its ptxas is in the wheel, of CUDA 12.8
+        ("triton 3.5.1 13.0", "8.9", "amd64", Compatibility.YES),
         ("torch 2.5 12.6", "9.0", "arm64", Compatibility.UNKNOWN),
         ("torch 2.8 12.8", "10.0", "arm64", Compatibility.UNKNOWN),  # NVIDIA's own indexes may have it
         ("torch 2.8 12.9", "10.0", "arm64", Compatibility.YES),
