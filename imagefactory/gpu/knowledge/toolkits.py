@@ -195,8 +195,8 @@ def find_compiler(
     """Return the row for a package and the CUDA version of its compiler, None if no row is known.
 
     `packages` are the installed ones: their compiler counts, else `cuda`. If `cuda` is only a major version,
-    the newest known compiler of it is used, which a solver chooses. A compiler in the wheel itself counts with
-    any `cuda`.
+    the newest known compiler of it is used, which a solver chooses. A compiler in the package itself is used
+    for any `cuda`.
     """
     installed = dict(packages)
     for row in run_time_compilers():
