@@ -335,6 +335,10 @@ def test_a_fault_that_stops_all_is_the_answer(what: str, capability: str, rule: 
         ("warp-lang 1.8 12.8", "12.1", Compatibility.PTX, "570.26"),
         ("warp-lang 1.8 12.8", "5.0", Compatibility.NO, ""),
         ("flashinfer-python 0.2.5 12.8", "7.0", Compatibility.NO, ""),
+        ("deepspeed 0.9.2 11.7", "8.6", Compatibility.YES, "455"),
+        ("deepspeed 0.9.2 11.7", "5.2", Compatibility.NO, ""),
+        ("deepspeed 0.14.5 12.6", "12.0", Compatibility.NO, ""),  # it reads 12.0 as 1.
+        ("deepspeed 0.16.9 12.8", "12.0", Compatibility.YES, "570"),
     ],
 )
 def test_what_makes_its_code_where_it_runs_goes_by_its_compiler(
