@@ -779,7 +779,9 @@ def _no_wheel_error(
     row = source_build(name)
     values = sorted({int(value) for _, some in row.architectures for value in some}) if row else []
     least = f", for capability {values[0] // 10}.{values[0] % 10} and newer" if values else ""
-    needs = f"; its build needs compilers of {' and '.join(sorted(row.code))}{least}" if row and row.code else ""
+    needs = (
+        f"; its build needs compilers of {' and '.join(sorted(row.code))}{least}" if row and row.code else ""
+    )
     return UnknownAnswerError(
         "package-no-wheel",
         f"{name} {version} has {only}, so its GPU code depends on how it is built{needs}",
