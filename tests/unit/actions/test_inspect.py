@@ -539,7 +539,7 @@ def look_up(call: Call) -> Call:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    def make(*files: str, torch_version: str = "1.0", **libraries: bytes) -> FakeLocker:
+    def make(*files: str, torch_version: str = "0.3", **libraries: bytes) -> FakeLocker:
         """Pin a wheel for each of `libraries`, the first one of the requested package."""
         monkeypatch.setattr(inspect, "_SMALL", 0)
         monkeypatch.setattr(inspect, "LARGE", 0)
@@ -607,7 +607,7 @@ def test_a_framework_decides_only_if_it_cannot_be_older(
     assert (said.code, row["answer"]) == (code, answer)
     reasons = [row["reason"], *row["warnings"]]
     assert len([text for text in reasons if "older releases of torch" in text]) == len(older)
-    torch = {part["package"]: part["answer"] for part in row["packages"]}["torch 1.0"]
+    torch = {part["package"]: part["answer"] for part in row["packages"]}["torch 0.3"]
     assert torch == ("no" if own or not older else "unknown")  # listed, although it does not decide
 
 
@@ -681,11 +681,11 @@ def test_a_build_for_another_cuda_is_not_answered(
 def test_a_build_for_cpus_is_no_answer_where_other_indexes_have_builds(
     look_up: Call, index: Index, gpu: str, answer: str
 ) -> None:
-    files = [f"torch-0.4-cp312-cp312-manylinux_2_28_{machine}.whl" for machine in ("x86_64", "aarch64")]
-    index(*files, torch_version="0.4", torch=b"")
-    value = json_of(look_up("torch==0.4", "--gpu", gpu, "--json"), "compat-scan-gpus")
+    files = [f"torch-0.3-cp312-cp312-manylinux_2_28_{machine}.whl" for machine in ("x86_64", "aarch64")]
+    index(*files, torch_version="0.3", torch=b"")
+    value = json_of(look_up("torch==0.3", "--gpu", gpu, "--json"), "compat-scan-gpus")
     assert value["gpus"][0]["answer"] == answer
-    said = look_up("torch==0.4", "--gpu", gpu, "--cuda", "9.0")
+    said = look_up("torch==0.3", "--gpu", gpu, "--cuda", "9.0")
     assert said.error_codes == ("cuda-not-on-index",)
 
 
@@ -718,7 +718,7 @@ def test_a_package_with_a_compiler_that_no_table_knows_is_unknown() -> None:
         ),
     )
     torch = ScanResult(
-        source="torch 0.4", libraries=libraries, packages=(InstalledPackage(name="torch", version="0.4"),)
+        source="torch 0.3", libraries=libraries, packages=(InstalledPackage(name="torch", version="0.3"),)
     )
     contents = replace(torch, packages=(*torch.packages, InstalledPackage(name="demo", version="1.0")))
     inspected = InspectResult(contents=contents, how="", package="demo 1.0", parts=(torch,))
@@ -737,8 +737,8 @@ def test_a_framework_that_runs_in_part_decides_only_if_it_cannot_be_older(
         GpuLibrary(path=path, size=1, modules=(ModuleCount(codes=(parse_code(code),), count=1),))
         for path, code in codes.items()
     )
-    package = InstalledPackage(name="torch", version="0.4")
-    torch = ScanResult(source="torch 0.4", libraries=libraries, packages=(package,))
+    package = InstalledPackage(name="torch", version="0.3")
+    torch = ScanResult(source="torch 0.3", libraries=libraries, packages=(package,))
     inspected = InspectResult(
         contents=torch, how="", package="demo 1.0", parts=(torch,), replaceable=replaceable
     )
