@@ -97,7 +97,7 @@ RECORDED = Moment("the image is recorded", "os.rename", "* */images/*.json *")
 MOMENTS = (
     READING,
     Moment("the store is founded", "os.rename", "* */store/oci-layout *"),
-    Moment("the .debs are looked at", "open", "*/debs/.lock w *"),
+    Moment("the lock of the base is read", "open", "*/bases/debian-12.lock r *"),
     Moment("a wheel has come", "os.rename", "*.whl.part *"),
     INSTALLING,
     # Every night: it costs another base. A layer's blob comes into the store by the same way.
