@@ -554,7 +554,6 @@ def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
         omitted = f"{len(lock.wheels)} packages from PyPI are not in it: --render requirements prints them"
         return export.render(lock, kind), omitted if lock.wheels else ""
     index, local = package_index(project), from_files(lock.origins)
-    main = without_logins(index.url) or "https://pypi.org/simple"
     if kind in export.OF_CONDA:
         if local:
             raise UsageError(
@@ -564,7 +563,7 @@ def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
             )
         urls = _public_addresses(project, lock)
         if kind == "pixi":
-            return export.format_pixi(lock, urls, main), ""
+            return export.format_pixi(lock, urls, uv_locker(index).main_address() if urls else ""), ""
         return export.format_conda_lock_file(lock, urls), ""
     omitted = (
         f"{len(lock.conda)} conda packages are not in it: --render explicit prints them" if lock.conda else ""
@@ -573,6 +572,7 @@ def render_lock(project: Project, target: Target, kind: str) -> tuple[str, str]:
     indexes = {name: without_logins(index.address(other, name)) for name, other in named.items()}
     if kind == "requirements":
         return export.format_requirements(lock, local, sorted(set(indexes.values()))), omitted
+    main = uv_locker(index).main_address()
     remote = {wheel.name: indexes.get(wheel.name, main) for wheel in lock.wheels if wheel.name not in local}
     return export.format_pylock(lock, _public_addresses(project, lock), remote), omitted
 

@@ -135,3 +135,12 @@ def test_pip_installs_a_lock_as_it_is(lock: Lock, tmp_path: Path) -> None:
         check=True,
     )
     assert told.stdout.strip() == lock.wheels[0].version
+
+
+def test_the_main_index_is_that_of_the_settings_or_uvs_own() -> None:
+    unset = SettingValue(value="", origin="default")
+    index = find_index(unset, environ={"PATH": "/usr/bin:/bin", "HOME": "/nobody"}, prefix=Path("/nowhere"))
+    own = UvLocker(replace(index, url=""), python=Path(sys.executable)).main_address()
+    assert own.startswith("https://")
+    there = replace(index, url="https://ann:secret@index.example.org/simple")
+    assert UvLocker(there, python=Path(sys.executable)).main_address() == "https://index.example.org/simple"

@@ -22,7 +22,14 @@ from threading import Lock as ThreadLock
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, own_pip_command
+from imagefactory.errors import (
+    LockError,
+    ToolError,
+    UnsolvableError,
+    extra_hint,
+    own_pip_command,
+    without_logins,
+)
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.http import HttpError, HttpSession, redact
 from imagefactory.lock import LockRequest, OutdatedPackage
@@ -341,6 +348,23 @@ class UvLocker:
                         hint=f"run imagefactory lock {lock.target} --upgrade-package {wheel.name}",
                     )
         return urls
+
+    def main_address(self) -> str:
+        """Return the address of the main index without users and passwords, uv's built-in one if none is set.
+
+        Raises ToolError.
+        """
+        if self._index.url:
+            return without_logins(self._index.url)
+        result = self._run(["pip", "compile", "-", "--emit-index-url", "--no-header", "--offline", "--quiet"])
+        match = re.search(r"^--index-url (\S+)$", result.stdout, re.MULTILINE)
+        if match is None:
+            raise ToolError(
+                "index-not-set",
+                "uv does not say which package index it uses",
+                hint='write index = "ADDRESS" in imagefactory.toml',
+            )
+        return without_logins(match[1])
 
     def _local_urls(self, lock: Lock) -> dict[str, str]:
         root = self._index.root.absolute()

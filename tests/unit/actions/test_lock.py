@@ -183,7 +183,7 @@ def test_conda_lock_and_rattler_read_what_is_rendered(place: Place, tmp_path: Pa
     pairs = {package.url: package.hash.sha256 for package in content.package}
     assert pairs == archives | {urls[wheel.filename]: wheel.sha256}
     path = tmp_path / "pixi.lock"
-    path.write_text(export.format_pixi(mixed, urls, "https://pypi.org/simple"))
+    path.write_text(export.format_pixi(mixed, urls, "https://index.example.org/simple"))
     environment = rattler.LockFile.from_path(path).default_environment()
     assert environment is not None
     packages = environment.packages(environment.platforms()[0])

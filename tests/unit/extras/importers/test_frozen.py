@@ -73,7 +73,7 @@ content-hash = "x"
 
 def test_requirements_need_versions_and_hashes(tmp_path: Path) -> None:
     text = f"""\
---index-url https://pypi.org/simple
+--index-url https://index.example.org/simple
 einops==0.7.0 \\
     --hash=sha256:{A} \\
     --hash=sha256:{B}
@@ -279,7 +279,11 @@ def test_an_index_that_the_settings_lack_is_named(place: Place, monkeypatch: pyt
     runtime, tag = "nvidia-cuda-runtime-cu12", "py3-none-manylinux_2_28_x86_64"
     text = 'version = 1\nrequires-python = "==3.11.*"\n'
     text += row(
-        runtime, "12.8.57", "https://pypi.org/simple", f"{runtime.replace('-', '_')}-12.8.57-{tag}.whl", A
+        runtime,
+        "12.8.57",
+        "https://index.example.org/simple",
+        f"{runtime.replace('-', '_')}-12.8.57-{tag}.whl",
+        A,
     )
     text += row("torch", "2.7.0+cu128", address, f"torch-2.7.0%2Bcu128-cp311-cp311-{tag[9:]}.whl", B)
     code, value = bring(place, "uv.lock", text)
