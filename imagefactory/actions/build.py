@@ -292,7 +292,7 @@ def adopt_sources(
 ) -> None:
     """Copy locked files that the cache lacks from the directory of the setting `sources`, if it is set.
 
-    Raises DownloadError for a file that differs from its lock, and if there is no such directory.
+    Raises DownloadError for a file that differs from its lock, and for a missing directory.
     """
     directory, cache = access.settings.sources_path, access.settings.cache_path
     if directory is None:

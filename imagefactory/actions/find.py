@@ -74,7 +74,7 @@ class FindCandidate:
 
     `known` returns the evidence that the candidate runs on a GPU of a pool; without a pool `classes` returns
     those GPUs. It takes time, so only selected candidates are asked. `resources` is the request of its jobs.
-    `unknown` returns whether there is no evidence for a GPU of a pool, or (None) for some GPU. With several
+    `unknown` returns whether evidence is missing for a GPU of a pool, or (None) for some GPU. With several
     joined centers, `name` begins with its `center`.
     """
 
