@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pypi_attestations import AttestationType
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 GITHUB = "https://token.actions.githubusercontent.com"
-PUBLISH = "https://docs.pypi.org/attestations/publish/v1"
 IN_TOTO = "application/vnd.in-toto+json"
 PUBLIC_TUF = "https://tuf-repo-cdn.sigstore.dev"  # by which the library names its directory
 _SCT_LIST = x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
@@ -225,7 +225,7 @@ class Sigstore:
         statement = {
             "_type": "https://in-toto.io/Statement/v1",
             "subject": [{"name": filename, "digest": {"sha256": sha256}}],
-            "predicateType": PUBLISH,
+            "predicateType": AttestationType.PYPI_PUBLISH_V1.value,
             "predicate": None,
         }
         payload, key = json.dumps(statement).encode(), _new_key()
