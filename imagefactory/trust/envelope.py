@@ -136,7 +136,7 @@ def format_bundle(envelope: bytes) -> bytes:
     """
     value = json.loads(envelope)
     (signature,) = value["signatures"]
-    # go-securesystemslib, and so cosign, skips a signature with a key ID that differs from its own for the key.
+    # go-securesystemslib, and so cosign, skips a signature whose key ID is not the one that it computes.
     keyid = signature.pop("keyid")
     return format_json(
         {
