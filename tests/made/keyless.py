@@ -36,6 +36,9 @@ class SigstoreServer:
     url: str
     faults: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    hangs: str = ""
+    """The path that gets no answer before the server ends."""
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -137,6 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
         made, (path, _, query) = self.server.made, self.path.partition("?")
         made.requests.append(path)
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if path == made.hangs:
+            made.ended.wait()
+            return None
         if path in made.faults:
             return self._send(*made.faults[path])
         if path == "/token" and self.headers["Authorization"] == f"bearer {PASSWORD}":
@@ -173,6 +179,7 @@ def sigstore_server(workflow: Workflow | None = None) -> Iterator[SigstoreServer
     try:
         yield made
     finally:
+        made.ended.set()
         server.shutdown()
         server.server_close()
         thread.join()

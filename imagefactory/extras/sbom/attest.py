@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from imagefactory import __version__
 from imagefactory.access import open_registry
@@ -199,6 +199,9 @@ def _provenance(project: Project, pushed: PushResult, bill: BillOfMaterials, inp
 # A verdict counts by its key only. So only statements that a trusted key signed get a second signature.
 
 GITHUB = "https://token.actions.githubusercontent.com"
+SIGSTORE_LIMIT = 120.0
+"""Seconds for a certificate, or for a signature with its entry in the log."""
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,10 +331,12 @@ class _Identity:
         """Return the bundle of a statement, signed and in the transparency log. Raises RegistryError."""
         from sigstore.dsse import Statement
 
-        with _sigstore_errors("sign a statement"):
+        def sign() -> bytes:
             bundle = self.signer.sign_dsse(Statement(payload))
             self.verifier.verify_dsse(bundle, self.policy)  # the servers answered what others accept
-        return bundle.to_json().encode()
+            return bundle.to_json().encode()
+
+        return _call_sigstore("sign a statement", sign)
 
     def signed(self, data: bytes, payload: bytes) -> bool:
         """Return whether an untrusted bundle is one of this payload by this identity."""
@@ -341,9 +346,7 @@ class _Identity:
             if parse_envelope(parse_bundle(data, "a bundle"), "a bundle").payload != payload:
                 return False
             return self.verifier.verify_dsse(Bundle.from_json(data), self.policy)[1] == payload
-        except (
-            Exception
-        ):  # whatever the library raises on untrusted bytes; then the statement is signed again
+        except Exception:  # whatever the library raises on untrusted bytes: then it is signed again
             return False
 
 
@@ -370,9 +373,13 @@ def _open_identity(trust_config: Path | None) -> _Identity:
         )
     name = f"https://github.com/{workflow}"  # source: Fulcio's oidc.md
     config = _read_trust_config(trust_config)
-    with _sigstore_errors("issue a certificate"):
-        signer = Signer(token, SigningContext.from_trust_config(config))
-        verifier = Verifier(trusted_root=config.trusted_root)
+    signer, verifier = _call_sigstore(
+        "issue a certificate",
+        lambda: (
+            Signer(token, SigningContext.from_trust_config(config)),
+            Verifier(trusted_root=config.trusted_root),
+        ),
+    )
     policy = AllOf([Identity(identity=name), OIDCIssuerV2(GITHUB)])
     return _Identity(name=name, signer=signer, verifier=verifier, policy=policy)
 
@@ -389,8 +396,7 @@ def _read_trust_config(path: Path | None) -> ClientTrustConfig:
     from sigstore.models import ClientTrustConfig
 
     if path is None:
-        with _sigstore_errors("provide its trust root"):
-            return ClientTrustConfig.production()
+        return _call_sigstore("provide its trust root", ClientTrustConfig.production)
     try:
         return ClientTrustConfig.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, Error) as error:
@@ -401,18 +407,35 @@ def _read_trust_config(path: Path | None) -> ClientTrustConfig:
         ) from error
 
 
-@contextmanager
-def _sigstore_errors(action: str) -> Iterator[None]:
-    """Convert the errors of Sigstore's client and of malformed answers into RegistryError."""
+def _call_sigstore(action: str, call: Callable[[], Answer]) -> Answer:
+    """Return what Sigstore's client returns within SIGSTORE_LIMIT: it has no time limits of its own.
+
+    Raises RegistryError, also for malformed answers.
+    """
     from sigstore._internal.fulcio import ExpiredCertificate
     from sigstore._internal.fulcio.client import FulcioClientError
     from sigstore._internal.rekor import RekorClientError
     from sigstore.errors import Error
     from sigstore.oidc import ExpiredIdentity
 
+    answers: list[Answer] = []
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # raised again by the thread that waits
+            faults.append(error)
+
     foreign = (Error, FulcioClientError, RekorClientError, ExpiredCertificate, ExpiredIdentity)
+    thread = threading.Thread(target=work, name="sigstore", daemon=True)
+    thread.start()
+    thread.join(SIGSTORE_LIMIT)
     try:
-        yield
+        if not answers and not faults:
+            raise TimeoutError(f"no answer in {SIGSTORE_LIMIT:.0f} s")
+        if faults:
+            raise faults[0]
     except (*foreign, OSError, ValueError, KeyError, TypeError) as error:
         reason = printable_value(str(error) or str(error.__cause__ or "") or type(error).__name__)
         raise RegistryError(
@@ -420,3 +443,4 @@ def _sigstore_errors(action: str) -> Iterator[None]:
             f"Sigstore did not {action}: {reason}",
             hint="run the command again: it attaches what is missing; signatures by keys are not affected",
         ) from error
+    return answers[0]

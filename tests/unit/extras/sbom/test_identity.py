@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from sigstore.verify import Verifier
 from sigstore.verify.policy import AllOf, Identity, OIDCIssuerV2
 
 from imagefactory.actions.verdicts import find_in, read_verification_policy, signing_key
+from imagefactory.extras.sbom import attest
 from imagefactory.extras.sbom.attest import PROVENANCE, Provenance, sign_provenance
 from imagefactory.model import Outcome
 from imagefactory.oci.candidates import BUNDLE_TYPE, PROVENANCE_TYPE, VERDICT_TYPE
@@ -229,3 +232,25 @@ def test_the_answer_of_a_log_that_has_another_key_is_not_attached(job: Job) -> N
     assert job.attest(image, code=8).error_codes == ("sigstore-failed",)
     job.server.sigstore.log_key = other
     assert job.bundles(job.bench.manifest(image)) == []
+
+
+@pytest.mark.parametrize("path", [FULCIO, REKOR])
+def test_a_server_that_never_answers_is_not_waited_for_without_end(
+    job: Job, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = job.bench.push(b"a", 1)
+    job.bench.verify(image)
+    job.server.hangs = path
+    limits: set[float | None] = set()
+
+    class Thread(threading.Thread):
+        """Its time is over as soon as the server has the request that it leaves without an answer."""
+
+        def join(self, timeout: float | None = None) -> None:
+            limits.add(timeout)
+            while self.is_alive() and path not in job.server.requests:
+                super().join(0.01)
+
+    monkeypatch.setattr(attest, "threading", SimpleNamespace(Thread=Thread))
+    assert job.attest(image, code=8).error_codes == ("sigstore-failed",)
+    assert limits == {attest.SIGSTORE_LIMIT}
