@@ -136,10 +136,12 @@ def format_bundle(envelope: bytes) -> bytes:
     """
     value = json.loads(envelope)
     (signature,) = value["signatures"]
+    # go-securesystemslib, and so cosign, skips a signature whose key ID is not the one that it computes.
+    keyid = signature.pop("keyid")
     return format_json(
         {
             "mediaType": BUNDLE_TYPE,
-            "verificationMaterial": {"publicKey": {"hint": signature["keyid"]}, "tlogEntries": []},
+            "verificationMaterial": {"publicKey": {"hint": keyid}, "tlogEntries": []},
             "dsseEnvelope": value,
         }
     )

@@ -513,7 +513,7 @@ def test_the_reference_library_reads_a_bundle_and_any_library_verifies_it(place:
     public.verify(raw, pae)
     with pytest.raises(InvalidSignature):
         public.verify(raw, pae + b" ")
-    assert signature.keyid == LAB.keyid
+    assert not signature.keyid  # cosign skips a signature whose key ID is not its own for the key
     digests = {one["digest"]["sha256"] for one in json.loads(payload)["subject"]}
     assert SUBJECT.manifest.removeprefix("sha256:") in digests
 
@@ -531,7 +531,8 @@ def test_a_verdict_counts_once_from_its_artifact_its_bundle_or_both(place: Store
 
 def test_a_bundle_in_another_spelling_is_the_same_verdict() -> None:
     value = json.loads(format_bundle(SIGNED.envelope))
-    del value["dsseEnvelope"]["signatures"][0]["keyid"]
+    assert parse_bundle(json.dumps(value, indent=2).encode(), "x") == SIGNED.envelope
+    value["dsseEnvelope"]["signatures"][0]["keyid"] = LAB.keyid
     assert parse_bundle(json.dumps(value, indent=2).encode(), "x") == SIGNED.envelope
 
 

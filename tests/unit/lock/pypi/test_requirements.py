@@ -490,6 +490,13 @@ def test_wheels_say_which_rocm_they_are_built_for(name: str, version: str, rocm:
     )
 
 
+def test_a_version_of_two_numbers_is_that_of_three() -> None:
+    wheels = tuple(replace(wheel, version="2.3") if wheel.name == "torch" else wheel for wheel in LOCK.wheels)
+    check_facts(replace(LOCK, wheels=wheels), replace(TARGET, version="2.3.0"))
+    with fails("framework-version-mismatch"):
+        check_facts(replace(LOCK, wheels=wheels), replace(TARGET, version="2.3.1"))
+
+
 def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
     target = replace(TARGET, cuda="rocm7", capabilities=("gfx90a",))
     plain = tuple(wheel for wheel in LOCK.wheels if not wheel.name.startswith("nvidia-"))
