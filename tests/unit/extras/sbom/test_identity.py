@@ -129,6 +129,10 @@ def test_what_a_trusted_key_signed_is_signed_by_the_job_once(job: Job) -> None:
     job.bench.verify(image, "9.0")
     assert [row[2] for row in job.rows(image)].count(True) == 2
     assert job.verdicts(image) == [("good", False), ("good", False)]
+    place = f"{job.place}@{image}"
+    said = job.bench.call("image", "attest", place, "--trust-config", str(job.config))
+    assert job.server.workflow.uri in said.out
+    assert said.out.count("unchanged") == 5
 
 
 def test_a_provenance_that_is_in_a_bundle_too_or_only_there_is_signed_once(job: Job) -> None:
