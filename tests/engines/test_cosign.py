@@ -8,18 +8,28 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from imagefactory.actions.verdicts import attach_signed
 from imagefactory.extras.sbom.attest import PROVENANCE, Provenance, sign_provenance
 from imagefactory.oci.candidates import BUNDLE_TYPE
-from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.graph import StoreRepository, read_manifest
 from imagefactory.oci.manifests import MANIFEST_TYPE, Descriptor
 from imagefactory.oci.registry.client import RegistryClient
+from imagefactory.oci.store import ImageReference
+from imagefactory.progress import QuietProgress
 from imagefactory.trust.attached import SignedStatement, put_statement
 from imagefactory.trust.envelope import format_json
 from imagefactory.trust.keys import format_public
 from imagefactory.trust.verdict import TEST_RESULT, VERDICT, SignedVerdict, sign
+from tests.made.command import Said, json_of, say
+from tests.made.families import make_root
+from tests.made.keyless import sigstore_server
+from tests.made.signing import Bench
+from tests.made.sigstore import GITHUB, Sigstore
 from tests.made.store_contract import image_manifest
 from tests.made.verdicts import LAB, NOW, STRANGER, SUBJECT, whole_report
 from tests.services.processes import find, search_path
@@ -109,3 +119,55 @@ def test_it_rejects_what_was_changed_and_what_is_about_another_image(cosign: Cos
     assert cosign.verify(image, VERDICT) == []
     cosign.attach(image, signed.envelope)
     assert len(cosign.verify(image, VERDICT)) == 1
+
+
+def test_it_verifies_the_bundles_of_a_github_workflow_by_its_identity_alone(
+    cosign: Cosign, registry: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cosign.folder
+    root = make_root(folder / "root")
+
+    def run(*arguments: str, code: int = 0) -> Said:
+        said = say(capsys, "-C", str(root), *arguments)
+        assert said.code == code, said.err
+        return said
+
+    for name in ("store", "cache"):
+        monkeypatch.setenv(f"IMAGEFACTORY_{name.upper()}", str(folder / name))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    run("key", "create", "lab")
+    run("key", "trust", "lab", "--since", "2026-01-01")
+    host: Any = SimpleNamespace(host=f"{registry}/{cosign.place.repository}")
+    bench = Bench(run, folder, host)
+    digest = bench.push(b"content", 1)
+    cosign.place = StoreRepository(
+        store=RegistryClient(registry), repository=f"{cosign.place.repository}/one"
+    )
+    signed = bench.sign(cosign.place, digest)
+    attach_signed(
+        bench.factory,
+        signed,
+        ImageReference(registry=registry, repository=cosign.place.repository, digest=digest),
+        QuietProgress(),
+    )
+    with sigstore_server() as server:
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        config = server.write_trust_config(folder / "trust.json")
+        said = run("image", "attest", f"{cosign.place}@{digest}", "--trust-config", str(config), "--json")
+    value = json_of(said, "image-attest")
+    manifest = read_manifest(cosign.place, value["bundles"][0]["subject"]).descriptor
+    trusted = folder / "trusted_root.json"
+    trusted.write_text(json.dumps(server.sigstore.trusted_root))
+
+    def verified(kind: str, identity: str, issuer: str = GITHUB) -> int:
+        options = (f"--certificate-identity={identity}", f"--certificate-oidc-issuer={issuer}")
+        return len(cosign.verify(manifest, kind, *options, f"--trusted-root={trusted}", key=""))
+
+    assert (value["identity"], value["issuer"]) == (server.workflow.uri, GITHUB)
+    for row in value["bundles"]:
+        assert verified(row["predicate_type"], value["identity"]) == 1
+        assert verified(row["predicate_type"], value["identity"].replace("v1", "v2")) == 0
+        assert verified(row["predicate_type"], value["identity"], "https://issuer.invalid") == 0
+    trusted.write_text(json.dumps(Sigstore().trusted_root))
+    assert verified(VERDICT, value["identity"]) == 0
