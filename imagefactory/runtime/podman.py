@@ -97,12 +97,10 @@ def create_command(
         words += ["--pids-limit", str(limits.get("processes", MOST_PROCESSES) or -1)]
     if memory := limits.get("memory"):
         words += ["--memory", str(memory)]
-    files = limits.get("files")
-    if files is None:
-        words += ["--ulimit", "host"]  # podman's own are larger, and not every root may raise them
-    else:
-        # Beside one limit of ours, podman would raise that of processes, which not every root may do.
-        words += ["--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={_processes()}"]
+    # podman's own limits are larger than this user's, and not every root may raise them.
+    files = limits.get("files") or _own_limit(resource.RLIMIT_NOFILE, "fs/nr_open")
+    processes = _own_limit(resource.RLIMIT_NPROC, "kernel/pid_max")
+    words += ["--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={processes}:{processes}"]
     words += [] if spec.capture else ["--interactive"]
     # A new entrypoint drops the image's CMD too.
     return [*words, *gpus, "--entrypoint", json.dumps(list(spec.argv)), image]
@@ -120,10 +118,9 @@ def gpu_options(amd: AmdGpus | None, *, nvidia: bool, uid: int) -> tuple[str, ..
     return tuple(words)
 
 
-def _processes() -> int:
-    """Return the number of processes that podman has by default: this user's limit, pid_max at most."""
-    largest = int(Path("/proc/sys/kernel/pid_max").read_text())
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+def _own_limit(kind: int, kernel: str) -> int:
+    """Return this user's hard limit, at most the kernel's: a file below /proc/sys."""
+    largest, hard = int(Path("/proc/sys", kernel).read_text()), resource.getrlimit(kind)[1]
     return largest if hard == resource.RLIM_INFINITY else min(hard, largest)
 
 
