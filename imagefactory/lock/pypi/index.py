@@ -483,7 +483,7 @@ def _check_library() -> ImagefactoryError | None:
     if find_spec("pypi_attestations") is None:
         return ToolError(
             "extra-not-installed",
-            "the publishers of wheels are not checked: pypi-attestations is not installed",
+            "publishers of wheels are not checked: pypi-attestations is not installed",
             hint=f"{extra_hint('sigstore')}, {off}",
         )
     from sigstore.verify import Verifier
@@ -495,7 +495,7 @@ def _check_library() -> ImagefactoryError | None:
     except Exception as error:  # of its cache and of the file in it
         return ToolError(
             "trust-root-unreadable",
-            f"the publishers of wheels are not checked: cannot read the keys of Sigstore: {_one_line(error)}",
+            f"publishers of wheels are not checked: cannot read the keys of Sigstore: {_flat_message(error)}",
             hint=f"set XDG_CACHE_HOME to a directory that you can write, run {_update_command()}, {off}",
         )
     return None
@@ -505,7 +505,7 @@ def _update_command() -> str:
     return f"{shlex.quote(sys.executable)} -m sigstore plumbing update-trust-root"
 
 
-def _one_line(error: Exception) -> str:
+def _flat_message(error: Exception) -> str:
     return " ".join(printable(str(error)).split())[:400]
 
 
@@ -529,7 +529,7 @@ def verify_provenance(data: bytes, wheel: LockedWheel) -> str:
     except Exception as error:  # the library raises many types for malformed input
         raise LockError(
             "publisher-invalid",
-            f"the attestation of {wheel.filename} is invalid: {_one_line(error)}",
+            f"the attestation of {wheel.filename} is invalid: {_flat_message(error)}",
             hint=f"use another version of {wheel.name}; if this machine's Sigstore keys may be outdated, run "
             f"{_update_command()}, and install the newest pypi-attestations",
         ) from error
