@@ -52,7 +52,7 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.project import Project, uses_catalog
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
-from imagefactory.actions.plan import cached_contents
+from imagefactory.scan.layers import cached_contents
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import disk_of, memory_of

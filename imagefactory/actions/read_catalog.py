@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, open_registry, registry_place
-from imagefactory.actions.catalog import CatalogRequest, CatalogResult, build_catalog
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_bytes, replace_text
 from imagefactory.http import HURRIED, RetryPolicy
@@ -34,6 +34,9 @@ from imagefactory.settings.load import Settings
 from imagefactory.trust.catalog import LARGEST, Catalog, CatalogSource, verify_catalog
 from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer, unpack_artifact
 from imagefactory.trust.policy import TrustRules, read_trust
+
+if TYPE_CHECKING:
+    from imagefactory.actions.catalog import CatalogResult
 
 # --- The cache, so that a registry may be down and an old catalog cannot come back
 #     <cache>/catalogs/<64 hex>             the last valid catalog of a place
@@ -152,6 +155,8 @@ def read_catalog(
     near = location and (origin.startswith("$") or origin == str(settings.root_path / FILE_NAME))
     if uses_catalog(settings) or near:
         return reader.read(location or settings.registry.value, HURRIED if hurried else None)
+    from imagefactory.actions.catalog import CatalogRequest, build_catalog
+
     project, registry = load_lenient(settings, environ), settings.registry.value
     targets = (project.select_single(name),) if name else project.targets
     cached = _cached(settings, registry) if registry else None

@@ -13,7 +13,6 @@ import hashlib
 import html.parser
 import json
 import re
-import ssl
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-import certifi
-
-from imagefactory.errors import LockError, UsageError, os_problem
+from imagefactory.errors import LockError, UsageError, os_problem, redact
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import (
     HttpSession,
@@ -32,7 +29,6 @@ from imagefactory.http import (
     Response,
     local_path,
     read_some,
-    redact,
     sends_openly,
     without_login,
 )
@@ -157,6 +153,8 @@ def trusting(index: PackageIndex, bundle: Path | None, directory: Path) -> Packa
         return index
     variables = dict(index.environment)
     directories = variables.pop("SSL_CERT_DIR", "").split(":")
+    import certifi
+
     files = _pem_files([index.certificates, variables.get("SSL_CERT_FILE", ""), *directories])
     data = _join_pem([*(files or [Path(certifi.where())]), bundle])
     path = directory / f"{hashlib.sha256(data).hexdigest()}.pem"
@@ -271,6 +269,8 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
             )
         if value:
             return value
+    import ssl
+
     system = ssl.get_default_verify_paths()
     if Path(system.openssl_cafile).is_file():
         return system.openssl_cafile
