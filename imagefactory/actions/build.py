@@ -338,7 +338,8 @@ def export_sources(project: Project, target: Target, directory: Path, progress: 
 
     definition, cache = define_target(project, target), project.settings.cache_path
     request = base_request(project, definition.base, locked=True)
-    lock, files = definition.lock, list[RemoteFile]()
+    lock = definition.lock
+    files: list[RemoteFile] = []
     with shared_use(cache_lock(project), progress):
         adopt_sources(project, request.locks, lock.packages, progress)
         part = request if isinstance(request, BaseRequest) else None

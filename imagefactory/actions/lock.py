@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from urllib.parse import urlsplit
 
 from packaging.metadata import parse_email
@@ -49,8 +49,6 @@ from imagefactory.gpu.capability import architecture
 from imagefactory.http import HttpError, HttpSession, RetryPolicy
 from imagefactory.lock import Locker, LockRequest, OutdatedPackage, export, files
 from imagefactory.lock.changes import publisher_changes
-from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.debian.lock import deb_filename, read_base_lock, write_base_lock
@@ -66,7 +64,6 @@ from imagefactory.lock.pypi.outdated import PypiRelease, releases
 from imagefactory.lock.pypi.requirements import from_files, from_indexes
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
-from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import (
     BaseLock,
     BaseSpec,
@@ -86,6 +83,10 @@ from imagefactory.recipes.read import read_each
 from imagefactory.recipes.values import channel_name, cutoff_of, longest_cooldown, parse_cutoff, within
 from imagefactory.serialize import format_value
 from imagefactory.settings.choices import SOLVERS
+
+if TYPE_CHECKING:
+    from imagefactory.lock.conda.locker import CondaLocker
+    from imagefactory.lock.pypi.uv import UvLocker
 
 
 def lacking_libraries(
@@ -851,6 +852,8 @@ def _missing_archives(
 def conda_locker(access: Access) -> CondaLocker:
     """Return the conda solver of this process, which reads channels."""
     index, records = package_index(access), access.settings.cache_path / "channels"
+    from imagefactory.lock.conda.locker import CondaLocker
+
     return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
@@ -862,6 +865,8 @@ def target_locker(access: Access, target: Target) -> Locker:
     if (solver := access.settings.solver.value) == SOLVERS[0]:
         return conda_locker(access)
     channels, records = conda_channels(access), access.settings.cache_path / "channels"
+    from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
+
     tool = find_tool(solver, access.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))
 

@@ -34,6 +34,8 @@ WORKERS = {
     "imagefactory.build.base.make",
     "imagefactory.build.conda_install",
     "imagefactory.build.sif",
+    "imagefactory.lock.conda.locker",
+    "imagefactory.lock.conda.own_tool",
     "imagefactory.lock.download",
     "imagefactory.runtime.apptainer_command",
     "imagefactory.verify.smoke_hints",

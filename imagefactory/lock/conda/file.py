@@ -359,22 +359,24 @@ def _read_package(
     try:
         package = _parse_package("\n".join(lines[start:end]), platform)
     except _MalformedError as error:
+        _check_order(reader, before, reader.value("- name: ", _NAME), start)
         raise reader.fault(str(error), start + error.index) from None
-    name, filename = package.name, package.filename
+    _check_order(reader, before, package.name, start)
+    url_line = lines.index(f"  url: {_scalar(package.url)}", start)
+    if package.url.rsplit("/", 2)[0] not in channels:
+        raise reader.fault(f"{package.url} is not in the lock's channels", url_line)
+    if package.filename not in sizes:
+        raise reader.fault(f"{package.filename} has no size in 'imagefactory.sizes'", url_line)
+    reader.at = end
+    return replace(package, size=sizes[package.filename])
+
+
+def _check_order(reader: _LockReader, before: Sequence[LockedCondaPackage], name: str, index: int) -> None:
     if before and name <= before[-1].name:
         twice = name == before[-1].name
         raise reader.fault(
-            f"'{name}' is duplicate" if twice else f"'{name}' must come before '{before[-1].name}'"
+            f"'{name}' is duplicate" if twice else f"'{name}' must come before '{before[-1].name}'", index
         )
-    if package.url.rsplit("/", 2)[0] not in channels:
-        raise reader.fault(
-            f"{package.url} is not in the lock's channels",
-            lines.index(f"  url: {_scalar(package.url)}", start),
-        )
-    if filename not in sizes:
-        raise reader.fault(f"{filename} has no size in 'imagefactory.sizes'")
-    reader.at = end
-    return replace(package, size=sizes[filename])
 
 
 @lru_cache(maxsize=4096)  # targets share most of their packages
