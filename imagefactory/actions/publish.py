@@ -53,16 +53,16 @@ from imagefactory.trust.attached import read_revocations
 from imagefactory.trust.audit import PUBLISH, ROLLBACK, AuditEntry
 from imagefactory.trust.catalog import (
     FORM,
-    LARGEST,
     LIFE,
     Catalog,
     CatalogImage,
     CatalogSif,
     Envelopes,
+    open_catalog,
     parse_catalog,
     sign_catalog,
 )
-from imagefactory.trust.catalog_package import CURRENT, catalog_repository, parse_layer, unpack_artifact
+from imagefactory.trust.catalog_package import CATALOG_ARTIFACT, CURRENT, catalog_repository, parse_layer
 from imagefactory.trust.judgement import (
     VerificationPolicy,
     merge_revoked,
@@ -114,7 +114,8 @@ def read_current(
 def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[PublishedCatalog, str]:
     """Return a catalog that a trusted key signed, even if it expired, or the reason to reject it."""
     try:
-        opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
+        file = open_catalog(data, name)
+        opened = verify_envelope(file.envelope, trust, FORM)
     except StatementError as error:
         return PublishedCatalog(where=name, keyid="", catalog=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
@@ -123,7 +124,9 @@ def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[Pub
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
         late = period_problem(opened.key, now)
         try:
-            catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
+            if not late:
+                read = parse_catalog(opened.envelope.payload, name, keyid, file)
+                catalog = replace(read, images=tuple(read.images))  # a corrupt image is found now
             reason = f"{late[0]}, {late[1]}" if late else ""
         except StatementError as error:  # of another version
             reason = error.message
@@ -134,7 +137,7 @@ def _read(location: StoreRepository | Path) -> bytes | None:
     if isinstance(location, Path):
         try:
             with location.open("rb") as file:
-                return file.read(LARGEST)
+                return file.read(CATALOG_ARTIFACT.largest)
         except FileNotFoundError:
             return None
         except OSError as error:  # its signer is unknown

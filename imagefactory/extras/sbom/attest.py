@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -282,15 +283,19 @@ def _verdict_payloads(
 def _provenance_payloads(
     repository: StoreRepository, digest: str, policy: VerificationPolicy
 ) -> Iterator[bytes]:
-    """Yield the provenance of the image that a trusted key signed."""
-    for attached in read_statements(repository, digest, PROVENANCE_TYPE):
-        opened = verify_envelope(attached.envelope, policy.trust)
+    """Yield each provenance of the image that a trusted key signed, also if it is only in a bundle."""
+    envelopes = [row.envelope for row in read_statements(repository, digest, PROVENANCE_TYPE)]
+    for row in read_statements(repository, digest, BUNDLE_TYPE):
+        with suppress(StatementError):
+            envelopes.append(parse_bundle(row.envelope, "a bundle"))
+    for envelope in dict.fromkeys(envelopes):
+        opened = verify_envelope(envelope, policy.trust)
         if opened.envelope is None or opened.key is None:
             continue
         payload = opened.envelope.payload
         if unrecorded_reason(opened.key, digest_of(payload), policy.now) or opened.key.since > policy.now:
             continue
-        if predicate_type(attached.envelope) == PROVENANCE and digest in _subjects(payload):
+        if digest in _subjects(payload) and predicate_type(envelope) == PROVENANCE:
             yield payload
 
 

@@ -25,7 +25,7 @@ from imagefactory.oci.candidates import BUNDLE_TYPE, PROVENANCE_TYPE, VERDICT_TY
 from imagefactory.oci.graph import StoreRepository, make_artifact, put_artifact, read_manifest
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.trust.attached import bundle_annotations, read_statements, read_subject
-from imagefactory.trust.envelope import format_json
+from imagefactory.trust.envelope import format_bundle, format_json
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.verdict import TEST_RESULT, VERDICT
 from tests.made.command import Said, json_of
@@ -73,7 +73,9 @@ class Job:
             for found in read_statements(self.place, digest, BUNDLE_TYPE)
         ]
 
-    def put_provenance(self, digest: str, key: SigningKey, about: str = "") -> None:
+    def put_provenance(
+        self, digest: str, key: SigningKey, about: str = "", kind: str = PROVENANCE_TYPE
+    ) -> None:
         provenance = Provenance(
             target="one",
             index=about or digest,
@@ -86,7 +88,9 @@ class Job:
             packages=(),
         )
         root = read_manifest(self.place, digest).descriptor
-        put_artifact(self.place, make_artifact(PROVENANCE_TYPE, root, {}, sign_provenance(provenance, key)))
+        envelope = sign_provenance(provenance, key)
+        content = format_bundle(envelope) if kind == BUNDLE_TYPE else envelope
+        put_artifact(self.place, make_artifact(kind, root, {}, content))
 
     def verdicts(self, digest: str) -> list[tuple[str, bool]]:
         """The status of each verdict, and whether a certificate is all that signed it."""
@@ -125,6 +129,20 @@ def test_what_a_trusted_key_signed_is_signed_by_the_job_once(job: Job) -> None:
     job.bench.verify(image, "9.0")
     assert [row[2] for row in job.rows(image)].count(True) == 2
     assert job.verdicts(image) == [("good", False), ("good", False)]
+    place = f"{job.place}@{image}"
+    said = job.bench.call("image", "attest", place, "--trust-config", str(job.config))
+    assert job.server.workflow.uri in said.out
+    assert said.out.count("unchanged") == 5
+
+
+def test_a_provenance_that_is_in_a_bundle_too_or_only_there_is_signed_once(job: Job) -> None:
+    image, other = job.bench.push(b"a", 1), job.bench.push(b"b", 2)
+    for kind in (BUNDLE_TYPE, PROVENANCE_TYPE):
+        job.put_provenance(image, own_key(job.bench), kind=kind)
+    job.put_provenance(other, own_key(job.bench), kind=BUNDLE_TYPE)
+    for one in (image, other):
+        assert job.rows(one) == [(PROVENANCE, one, True)]
+        assert job.rows(one) == [(PROVENANCE, one, False)]
 
 
 def test_what_no_trusted_key_signed_is_never_signed(job: Job) -> None:
@@ -134,6 +152,9 @@ def test_what_no_trusted_key_signed_is_never_signed(job: Job) -> None:
     job.bench.verify(image, "9.0", outcome=Outcome.WRONG_NUMBERS)
     job.put_provenance(image, STRANGER)
     job.put_provenance(image, own_key(job.bench), about="sha256:" + "4" * 64)
+    root = read_manifest(job.place, image).descriptor
+    for junk in (b"{", b"[]", b"[" * 100_000):
+        put_artifact(job.place, make_artifact(BUNDLE_TYPE, root, bundle_annotations(PROVENANCE), junk))
     assert job.attest(image, code=3).error_codes == ("statement-not-found",)
     assert job.server.requests == []
 
@@ -183,34 +204,33 @@ def test_without_an_identity_it_says_how_to_get_one(job: Job, monkeypatch: pytes
     assert job.server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("path", "answer", "code", "error"),
-    [
-        ("/token", (403, b"{}"), 6, "identity-missing"),
-        ("/token", (200, b"[]"), 6, "identity-missing"),
-        ("/token", (200, b'{"value": "x"}'), 6, "identity-missing"),
-        (FULCIO, (503, b"busy"), 8, "sigstore-failed"),
-        (FULCIO, (400, b'{"message": "no"}'), 8, "sigstore-failed"),
-        (FULCIO, (201, b"<html>"), 8, "sigstore-failed"),
-        (FULCIO, (201, b"[]"), 8, "sigstore-failed"),
-        (REKOR, (500, b"x" * 100_000), 8, "sigstore-failed"),
-        (REKOR, (201, b"{}"), 8, "sigstore-failed"),
-        (REKOR, (201, b'{"a": {"body": "e30="}}'), 8, "sigstore-failed"),
-    ],
+FAULTS: tuple[tuple[str, int, bytes], ...] = (
+    ("/token", 403, b"{}"),
+    ("/token", 200, b"[]"),
+    ("/token", 200, b'{"value": "x"}'),
+    (FULCIO, 503, b"busy"),
+    (FULCIO, 400, b'{"message": "no"}'),
+    (FULCIO, 201, b"<html>"),
+    (FULCIO, 201, b"[]"),
+    (REKOR, 500, b"x" * 100_000),
+    (REKOR, 201, b"{}"),
+    (REKOR, 201, b'{"a": {"body": "e30="}}'),
 )
-def test_a_server_that_fails_loses_no_verdict_and_again_does_it(
-    job: Job, path: str, answer: tuple[int, bytes], code: int, error: str
-) -> None:
+
+
+def test_a_server_that_fails_loses_no_verdict_and_again_does_it(job: Job) -> None:
     image = job.bench.push(b"a", 1)
     job.bench.verify(image)
-    job.server.faults[path] = answer
-    said = job.attest(image, code=code)
-    assert said.error_codes == (error,)
-    assert len(said.err) < 1500
-    assert PASSWORD not in said.err
+    for path, status, body in FAULTS:
+        job.server.faults = {path: (status, body)}
+        code, error = (6, "identity-missing") if path == "/token" else (8, "sigstore-failed")
+        said = job.attest(image, code=code)
+        assert said.error_codes == (error,)
+        assert len(said.err) < 1500
+        assert PASSWORD not in said.err
     assert job.bundles(job.bench.manifest(image)) == []
     assert job.verdicts(image) == [("good", False)]
-    job.server.faults.clear()
+    job.server.faults = {}
     assert [row[2] for row in job.rows(image)] == [True, True]
 
 
