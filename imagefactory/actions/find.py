@@ -18,7 +18,6 @@ from heapq import heapify, heappop, heappush
 
 from imagefactory.actions.centers import CenterCatalog, CenterCatalogs, JoinedCenter, read_centers
 from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
-from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import NothingSelectedError, StoreError
 from imagefactory.gpu import knowledge
@@ -54,6 +53,7 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.project import Project, uses_catalog
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
+from imagefactory.scan.layers import cached_contents
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import disk_of, memory_of
