@@ -85,6 +85,15 @@ def get_scan(layout: Layout, digest: str) -> LayerScan | None:
     return None if value is None else parse_scan(value)
 
 
+def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
+    """Return earlier scans of the layers of an image, None if one of them was never scanned."""
+    scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
+    known = [scan for scan in scans if scan is not None]
+    if not known or len(known) < len(scans):
+        return None
+    return format_contents(f"the image {image.name} in the store", merge_layers(known))
+
+
 def format_scan(scan: LayerScan) -> dict[str, object]:
     """Return JSON for `parse_scan`."""
     return {
@@ -406,12 +415,3 @@ def unpacked_sif(path: Path, scratch: Path, progress: Progress) -> Iterator[Path
         yield root
     finally:
         remove_tree(directory)
-
-
-def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
-    """Return earlier scans of the layers of an image, None if one of them was never scanned."""
-    scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
-    known = [scan for scan in scans if scan is not None]
-    if not known or len(known) < len(scans):
-        return None
-    return format_contents(f"the image {image.name} in the store", merge_layers(known))
