@@ -34,6 +34,7 @@ from imagefactory.lock.debian.archive import (
 )
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.store import split_place
+from imagefactory.progress import QUIET
 from imagefactory.recipes.read import read_bases
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.devices import (
@@ -46,6 +47,7 @@ from imagefactory.runtime.devices import (
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.emulator import find_emulator
 from imagefactory.runtime.limits import RunLimits, decide_limits, read_capacity
+from imagefactory.runtime.podman import PodmanRunner
 from imagefactory.runtime.sandbox.syscalls import has_landlock
 from imagefactory.runtime.unshare import attempt
 from imagefactory.settings.choices import ENGINES, SOLVERS
@@ -67,6 +69,7 @@ def check_services(access: Access, names: Collection[str] | None = None) -> tupl
     questions: dict[str, Callable[[Access], str]] = {
         "docker": _check_docker,
         "apptainer": _check_apptainer,
+        "podman": _check_podman,
         "conda": _check_conda,
         "package index": _check_index,
         "debian mirror": _check_mirror,
@@ -102,6 +105,10 @@ def _check_docker(access: Access) -> str:
     return engine.require()
 
 
+def _check_podman(access: Access) -> str:
+    return PodmanRunner(access.layout, access.environ, QUIET).require()
+
+
 def _check_apptainer(access: Access) -> str:
     return f"apptainer {ApptainerCommand(access.environ).require(building=True)}"
 
@@ -129,8 +136,11 @@ def _check_index(access: Access) -> str:
     index = package_index(access)
     variables = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
     hurried = replace(index, environment=(*index.environment, *variables))
-    uv_locker(hurried).reach()
-    return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
+    locker = uv_locker(hurried)
+    locker.reach()
+    attests = "" if locker.attests() else ", without publishers of wheels"
+    address = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
+    return f"{address} answers{attests}"
 
 
 def _check_mirror(access: Access) -> str:

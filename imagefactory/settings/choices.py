@@ -45,6 +45,7 @@ ENGINES = {
 RUNNERS = {
     "unshare": RunnerRow(module="imagefactory.runtime.unshare", extra="build", brings_emulator=True),
     "docker": RunnerRow(module="imagefactory.runtime.docker", extra="docker"),
+    "podman": RunnerRow(module="imagefactory.runtime.podman", extra="build"),
     "apptainer": RunnerRow(module="imagefactory.runtime.apptainer", extra="apptainer"),
 }
 """The runners of `--runner`, by name."""
@@ -57,6 +58,8 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 PYXIS = "pyxis"
 CONTAINERS = ("apptainer", PYXIS)
 """The programs by which Slurm jobs start images, the default first."""
+PUBLISHERS = ("record", "strict", "off")
+"""What `lock` does with the publishers of wheels, the default first."""
 HTCONDOR = "htcondor"
 """The scheduler of sweep files that name none."""
 POOLS = {
