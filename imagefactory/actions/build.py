@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from imagefactory.access import (
     Access,
@@ -28,7 +28,6 @@ from imagefactory.access import (
 from imagefactory.actions.definition import define_target, verify_layer_lock
 from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.locked import LockedBase, locked_base
-from imagefactory.build.base.fetch import adopt_debs, deb_file
 from imagefactory.build.base.image import (
     BaseRequest,
     PendingBase,
@@ -40,13 +39,6 @@ from imagefactory.build.protocol import LEAST_LAYER, LEAST_UNPACKED, BuildInputs
 from imagefactory.errors import DownloadError, StoreError, UsageError, os_problem
 from imagefactory.fs import replace_text, require_space, shared_use
 from imagefactory.gpu.capability import architecture
-from imagefactory.lock.download import (
-    PackageCache,
-    PendingDownloads,
-    RemoteFile,
-    copy_files,
-    is_complete,
-)
 from imagefactory.model import (
     BaseLock,
     BaseSpec,
@@ -65,6 +57,9 @@ from imagefactory.runtime.emulator import emulation
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import get_smoke_report, smoke
+
+if TYPE_CHECKING:
+    from imagefactory.lock.download import PendingDownloads, RemoteFile
 
 Result = TypeVar("Result")
 
@@ -187,8 +182,7 @@ def build_image(
             engine.tag(definition, image)
         published = base().get().published
         if options.held and published and isinstance(image, Image):
-            toolchain = engine.toolchain(definition)
-            verify_layer_lock(project, definition, image, toolchain, bases=request.locks)
+            verify_layer_lock(project, definition, image, engine.toolchain, bases=request.locks)
         report = None
         if options.smoke:
             records = layout.path / "checks"
@@ -234,6 +228,8 @@ def make_engine(access: Access, name: str) -> Engine:
 
 def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
     """Raise StoreError if the disks have no space for fetched packages, layers and unpacked files."""
+    from imagefactory.lock.download import PackageCache
+
     # Packages in the cache may have their layers too, so only the rest counts.
     cache, store = access.settings.cache_path, access.layout.path
     missing = PackageCache(cache, package_index(access)).missing(lock.packages)
@@ -247,6 +243,8 @@ def _fetching(
     access: Access, lock: Lock, clock: _StageTimes, progress: Progress
 ) -> Iterator[PendingDownloads]:
     """Fetch the packages of a lock into the cache while the caller's block runs."""
+    from imagefactory.lock.download import PackageCache, PendingDownloads
+
     cache = PackageCache(access.settings.cache_path, package_index(access))
     arrivals = PendingDownloads((package, cache.path(package)) for package in lock.packages)
 
@@ -270,6 +268,8 @@ def _fetching(
 
 def _fetch(access: Access, lock: Lock, arrivals: PendingDownloads, progress: Progress) -> None:
     """Fetch conda packages from their channels, wheels from the package index."""
+    from imagefactory.lock.download import PackageCache
+
     directory = access.settings.cache_path
     if lock.conda:
         channels = conda_channels(access)
@@ -297,6 +297,9 @@ def adopt_sources(
     directory, cache = access.settings.sources_path, access.settings.cache_path
     if directory is None:
         return
+    from imagefactory.build.base.fetch import adopt_debs
+    from imagefactory.lock.download import PackageCache
+
     if not directory.is_dir():
         raise DownloadError(
             "sources-missing",
@@ -330,9 +333,13 @@ def export_sources(project: Project, target: Target, directory: Path, progress: 
     The directory has the layout of a cache, so several targets may share it. TARGET.sha256 lists the files
     of a target, for sha256sum. What the cache lacks is fetched.
     """
+    from imagefactory.build.base.fetch import deb_file
+    from imagefactory.lock.download import PackageCache, copy_files, is_complete
+
     definition, cache = define_target(project, target), project.settings.cache_path
     request = base_request(project, definition.base, locked=True)
-    lock, files = definition.lock, list[RemoteFile]()
+    lock = definition.lock
+    files: list[RemoteFile] = []
     with shared_use(cache_lock(project), progress):
         adopt_sources(project, request.locks, lock.packages, progress)
         part = request if isinstance(request, BaseRequest) else None

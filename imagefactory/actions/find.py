@@ -18,14 +18,13 @@ from heapq import heapify, heappop, heappush
 
 from imagefactory.actions.centers import CenterCatalog, CenterCatalogs, JoinedCenter, read_centers
 from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
-from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import NothingSelectedError, StoreError
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.values import ClaimBasis
+from imagefactory.gpu.values import Cell, ClaimBasis
 from imagefactory.jobs.offer import (
     AvailableGpus,
     GpuClass,
@@ -54,6 +53,7 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.project import Project, uses_catalog
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
+from imagefactory.scan.layers import cached_contents
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import disk_of, memory_of
@@ -449,16 +449,19 @@ def _candidate(cover: CoverCandidate, resources: ResourceRequest) -> FindCandida
     gpus = columns(amd=bool(rocm_of(question.cuda)))
 
     @functools.cache
+    def answer_on(gpu: CompatGpu) -> Cell:
+        return cell(cover, gpu)
+
     def on(gpu: CompatGpu) -> GpuClass | None:
-        answer = cell(cover, gpu)
+        answer = answer_on(gpu)
         if question.cuda == NO_CUDA or not serves(answer):
             return None
         return GpuClass(capability=gpu.capability, cuda="", claim=answer.claims[0])
 
     def unknown(gpu: PoolGpu | None) -> bool:
         if gpu is None:
-            return any(not cell(cover, column).claims for column in gpus)
-        return not gpu.capability or not cell(cover, _release_type(gpu)).claims
+            return any(not answer_on(column).claims for column in gpus)
+        return not gpu.capability or not answer_on(_release_type(gpu)).claims
 
     return FindCandidate(
         name=cover.title,

@@ -25,7 +25,7 @@ from imagefactory.actions.catalog import (
     readable_envelopes,
     stored_revocations,
 )
-from imagefactory.actions.read_catalog import cache_published, with_former_families
+from imagefactory.actions.read_catalog import cache_published, read_registry
 from imagefactory.actions.verdicts import (
     ANY,
     check_key_trusted,
@@ -61,6 +61,7 @@ from imagefactory.trust.catalog import (
     open_catalog,
     parse_catalog,
     sign_catalog,
+    verify_catalog,
 )
 from imagefactory.trust.catalog_package import CATALOG_ARTIFACT, CURRENT, catalog_repository, parse_layer
 from imagefactory.trust.judgement import (
@@ -193,6 +194,28 @@ def prepare_catalog(
         result = with_former_families(project, result, request.registry, request.now)
     former = current.catalog if current else None
     return _with_previous_revocations(result, former, [name for name, _ in result.skipped])
+
+
+def with_former_families(
+    project: Project, result: CatalogResult, registry: str, now: datetime
+) -> CatalogResult:
+    """Add images of the last catalog for families whose recipes have errors now.
+
+    These images have valid verdicts and users: an error in a recipe must not remove them.
+    """
+    host, path = registry_place(project, registry)
+    reference = catalog_repository(f"{host}/{path}" if path else host)
+    try:
+        file = read_registry(project, reference)
+        former = verify_catalog(file, read_trust(project.settings.files), now, str(reference))
+        known = {target.family for target in project.targets}
+        images = tuple(
+            former.images[number] for number, entry in enumerate(former.entries) if entry.family not in known
+        )
+    except (RegistryError, StatementError):  # there is none, or no valid one
+        return result
+    catalog = replace(result.catalog, images=(*result.catalog.images, *images))
+    return replace(result, catalog=catalog, kept=tuple(image.target for image in images))
 
 
 def _with_previous_revocations(

@@ -17,16 +17,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
-from imagefactory.access import Access, open_registry, registry_place
-from imagefactory.actions.catalog import CatalogRequest, CatalogResult, build_catalog
+from imagefactory.access import Access, open_registry
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError, os_problem
 from imagefactory.fs import remove_inside, replace_text, replacing
 from imagefactory.http import HURRIED, RetryPolicy
 from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
-from imagefactory.project import Project, invalid_note, load_lenient, uses_catalog
+from imagefactory.project import invalid_note, load_lenient, uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import SettingValue, listed
 from imagefactory.settings.files import FILE_NAME
@@ -171,11 +171,13 @@ def read_catalog(
     project, registry = load_lenient(settings, environ), settings.registry.value
     targets = (project.select_single(name),) if name else project.targets
     cached = _cached(settings, registry) if registry else None
-    request = CatalogRequest(
+    # By name: readers of a signed catalog start in half the time without what builds images.
+    builder = import_module("imagefactory.actions.catalog")
+    request = builder.CatalogRequest(
         targets=targets, now=now, named=bool(name), hurried=cached is not None and cached.path.exists()
     )
     try:
-        catalog = build_catalog(project, request, QuietProgress()).catalog
+        catalog: Catalog = builder.build_catalog(project, request, QuietProgress()).catalog
         notes = (invalid_note(tuple(project.invalid)),) if project.invalid else ()
         return replace(catalog, source=CatalogSource.MADE, notes=(*catalog.notes, *notes))
     except RegistryError as error:
@@ -239,7 +241,7 @@ class _CatalogReader:
     def _fetch(self, location: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> SignedCatalog:
         if not location.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
-            return _read_registry(access, catalog_repository(location), cached, retry_policy)
+            return read_registry(access, catalog_repository(location), cached, retry_policy)
         path = Path(location)
         try:
             return open_catalog(path.open("rb"), location)
@@ -278,29 +280,7 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
     return listed(mirrors.value) if distance(mirrors) <= distance(catalog) else ()
 
 
-def with_former_families(
-    project: Project, result: CatalogResult, registry: str, now: datetime
-) -> CatalogResult:
-    """Add images of the last catalog for families whose recipes have errors now.
-
-    These images have valid verdicts and users: an error in a recipe must not remove them.
-    """
-    host, path = registry_place(project, registry)
-    reference = catalog_repository(f"{host}/{path}" if path else host)
-    try:
-        file = _read_registry(project, reference)
-        former = verify_catalog(file, read_trust(project.settings.files), now, str(reference))
-        known = {target.family for target in project.targets}
-        images = tuple(
-            former.images[number] for number, entry in enumerate(former.entries) if entry.family not in known
-        )
-    except (RegistryError, StatementError):  # there is none, or no valid one
-        return result
-    catalog = replace(result.catalog, images=(*result.catalog.images, *images))
-    return replace(result, catalog=catalog, kept=tuple(image.target for image in images))
-
-
-def _read_registry(
+def read_registry(
     access: Access,
     reference: ImageReference,
     cached: CachedCatalog | None = None,
