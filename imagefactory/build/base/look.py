@@ -198,12 +198,19 @@ def parse_control(content: bytes) -> ControlData:
 
 
 def essential_packages(controls: Sequence[ControlData]) -> list[ControlData]:
-    """Return the essential packages and all that they depend on, with every alternative that is there."""
+    """Return the essential packages, apt, and all that they depend on, with every alternative that is there.
+
+    They are those that mmdebstrap installs without apt. If there are no others, apt writes no state.
+    """
     providers: dict[str, list[ControlData]] = {}
     for control in controls:
         for name in (control.fields["Package"], *_relations(control.fields.get("Provides", ""))):
             providers.setdefault(name, []).append(control)
-    pending = [control for control in controls if control.fields.get("Essential") == "yes"]
+    pending = [
+        control
+        for control in controls
+        if control.fields.get("Essential") == "yes" or control.fields["Package"] == "apt"
+    ]
     essential: dict[str, ControlData] = {}
     while pending:
         control = pending.pop()

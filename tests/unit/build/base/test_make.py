@@ -160,9 +160,11 @@ def test_what_essential_packages_need_is_essential() -> None:
         control("other"),
         control("y", "Provides: x-or-y (= 1), z"),
         control("g++", "Depends: dpkg"),
+        control("apt", "Depends: gpgv"),
+        control("gpgv"),
     ]
     needed = [row.fields["Package"] for row in look.essential_packages(rows)]
-    assert needed == ["dpkg", "libc6", "loop", "tar", "other", "y"]
+    assert needed == ["dpkg", "libc6", "loop", "tar", "other", "y", "apt", "gpgv"]
 
 
 WHOLE = "         0          0 4294967295\n"
