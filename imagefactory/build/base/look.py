@@ -10,14 +10,11 @@ explains how to add one.
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import struct
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from imagefactory.lock.debian.archive import parse_stanzas
 from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 
@@ -177,24 +174,6 @@ class ControlData:
         if self.conffiles:
             lines += ["Conffiles:", *(f" {path} newinstall" for path in self.conffiles)]
         return "\n".join(lines) + "\n\n"
-
-
-def parse_control(content: bytes) -> ControlData:
-    """Parse the tar of a .deb's control files. Raises TarError, UnicodeDecodeError or KeyError if invalid."""
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-        for member in archive:
-            name = member.name.removeprefix("./")
-            if member.isreg() and (file := archive.extractfile(member)) is not None:
-                if not re.fullmatch(r"[a-z0-9-]+", name):
-                    raise tarfile.TarError(f"{name!r} is not a control file")
-                files[name] = file.read(), member.mode & 0o755, int(member.mtime)
-    text = files.pop("control")[0].decode()
-    files.get("conffiles", (b"",))[0].decode()
-    control = ControlData(text=text, fields=next(parse_stanzas(text), {}), files=files)
-    if control.identity:
-        return control
-    raise KeyError("Package")
 
 
 def essential_packages(controls: Sequence[ControlData]) -> list[ControlData]:
