@@ -46,6 +46,8 @@ from imagefactory.oci.candidates import (
     CANDIDATE,
     PORTABLE_TYPE,
     REVOCATION_TYPE,
+    SOURCES,
+    SOURCES_STATEMENT_TYPE,
     VERDICT_TYPE,
     plain_tag,
 )
@@ -90,7 +92,7 @@ from imagefactory.verify.report import VerifiedImage
 
 TRIES = 3
 """The most attempts to move tags while another process moves them too."""
-_STATEMENT_TYPES = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
+_STATEMENT_TYPES = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE, SOURCES_STATEMENT_TYPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,7 +400,7 @@ def follow(
 
 
 def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
-    """Return the record of everything that a key signed: verdicts, portability statements and approvals.
+    """Return the record of everything that a key signed: verdicts, approvals and other statements.
 
     The record must be complete. So this raises RecipeError if a registry is set and a recipe is invalid, and
     RegistryError if the registry does not answer.
@@ -416,6 +418,9 @@ def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progre
         repo = registry_of(project, target.family)
         images = list_verdicts(project, PromotionRequest(target=target, place=repo, now=now), progress)
         manifests = [image.subject.manifest for image in images]
+        tags = [tag for tag in repo.store.tags(repo.repository) if SOURCES.fullmatch(tag)]
+        sources = [repo.store.manifest(repo.repository, tag) for tag in tags]
+        manifests += [manifest[0].digest for manifest in sources if manifest]
         for manifest in dict.fromkeys((*manifests, *sifs_of(repo, target, images))):
             for kind in _STATEMENT_TYPES:
                 envelopes.update(_envelopes(repo, manifest, kind))

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.build import BuildOptions, BuildResult, build_image, check_build, find_built
+from imagefactory.actions.build import (
+    BuildOptions,
+    BuildResult,
+    build_image,
+    check_build,
+    find_built,
+    locked_files,
+)
 from imagefactory.actions.definition import define_target, promised_image, render_target
 from imagefactory.actions.images import (
     ensure_sif,
@@ -24,15 +31,23 @@ from imagefactory.actions.images import (
     stored_sif,
 )
 from imagefactory.actions.locked import base_locks
+from imagefactory.actions.verdicts import StatementRequest, attach_to
 from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
 from imagefactory.fs import require_space
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
 from imagefactory.lock.debian.lock import format_base_lock
-from imagefactory.model import Target
+from imagefactory.model import DebianPackage, Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.candidates import (
     CANDIDATE,
+    DEB_TYPE,
+    FILE_TYPE,
     INPUTS_LABEL,
+    SOURCES,
+    SOURCES_LINK_TYPE,
+    SOURCES_STATEMENT_TYPE,
+    SOURCES_TAG,
+    SOURCES_TYPE,
     candidate_tag,
     check_tag,
     find_by_inputs,
@@ -40,25 +55,32 @@ from imagefactory.oci.candidates import (
     pushed_record,
     read_pushed,
     read_records,
+    sources_tag,
 )
 from imagefactory.oci.graph import (
+    EMPTY,
+    EMPTY_BLOB,
     ManifestGraph,
     StoreRepository,
+    artifact_of,
     choose_platform,
     lacks_platform,
+    make_artifact,
     parse_parts,
     put_artifact,
     read_config,
     read_graph,
     read_manifest,
 )
-from imagefactory.oci.layout import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPES,
+    TITLE,
     Descriptor,
     Image,
     SifArtifact,
+    artifact_type,
     canonical_json,
     format_descriptor,
     hash_key,
@@ -80,6 +102,11 @@ from imagefactory.oci.transfer import (
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
+from imagefactory.trust.approval import find_sources_signer, sign_sources
+from imagefactory.trust.attached import read_statements
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import TrustedKey, TrustRules
+from imagefactory.verify.report import VerifiedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +199,115 @@ def push_target(project: Project, target: Target, options: PushOptions, progress
     return PushResult(
         target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=joined
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcesPush:
+    """The locked files of a target in a registry, `size` bytes in all.
+
+    `base` is the image of a pulled base, which is not among them, empty for none. `debs` counts the Debian
+    packages, `signer` is the key that signed the statement about them, empty for none.
+    """
+
+    reference: ImageReference
+    files: int
+    debs: int
+    size: int
+    sent: TransferResult
+    base: str
+    signer: str
+
+
+class _FilesLayout(Layout):
+    """A store on disk that has other files of this machine as blobs too, by their digests."""
+
+    def __init__(self, path: Path, files: Mapping[str, Path]) -> None:
+        super().__init__(path)
+        self._files = files
+
+    def blob_path(self, digest: str) -> Path:
+        return self._files.get(digest) or super().blob_path(digest)
+
+
+def push_sources(
+    project: Project, pushed: PushResult, key: SigningKey | None, now: datetime, progress: Progress
+) -> SourcesPush:
+    """Push the locked files of a target next to its image, and a link from the image to them.
+
+    The artifact depends on its files only. It is not a referrer of the image, so that it stays if a registry
+    deletes the image. `key` signs a statement about it, unless it signed one before. Raises BuildError and
+    DownloadError for locked files that no place has, and RegistryError.
+    """
+    host, repository = pushed.reference.registry, pushed.reference.repository
+    target, layout = pushed.target, project.layout
+    with locked_files(project, target, progress) as (definition, files), layout.in_use(progress):
+        blobs = {
+            f"sha256:{row.package.sha256}": Descriptor(
+                media_type=DEB_TYPE if isinstance(row.package, DebianPackage) else FILE_TYPE,
+                digest=f"sha256:{row.package.sha256}",
+                size=row.package.size,
+                annotations=((TITLE, row.name),),
+            )
+            for row in files
+        }
+        tag = sources_tag(row.package.sha256 for row in files)
+        manifest = artifact_of(SOURCES_TYPE, None, [blobs[digest] for digest in sorted(blobs)])
+        layout.add(EMPTY, EMPTY_BLOB.media_type)
+        paths = {f"sha256:{row.package.sha256}": row.path for row in files}
+        source = StoreRepository(
+            store=LayoutStore(_FilesLayout(layout.path, paths)), repository=target.family
+        )
+        graph = ManifestGraph(root=manifest, manifests=(manifest,), blobs=(EMPTY_BLOB, *blobs.values()))
+        with progress.stage(f"{target.name}: push its locked files to {host}/{repository}:{tag}"):
+            memory = layout.recall("pushed", host) or {}
+            prefix = repository.removesuffix(target.family)
+            families = [f"{prefix}{name}" for name in sorted({t.family for t in project.targets})]
+            sending = TransferRequest(
+                graph=graph, repository=repository, tags=(tag,), origins=origins_from(memory, families)
+            )
+            registry = open_registry(project, host, sending.brake)
+            sent = send(source, registry, sending, progress)
+            memory = layout.recall("pushed", host) or {}
+            layout.record("pushed", host, remember_transfer(memory, repository, graph))
+            repo = StoreRepository(store=registry, repository=repository)
+            image = read_manifest(repo, pushed.manifest).descriptor
+            put_artifact(repo, make_artifact(SOURCES_LINK_TYPE, image, {SOURCES_TAG: tag}))
+    digest = manifest.descriptor.digest
+    debs = sum(blob.media_type == DEB_TYPE for blob in blobs.values())
+    if key and debs:
+        _sign_sources(project, repo, digest, key, now, progress)
+    return SourcesPush(
+        reference=ImageReference(registry=host, repository=repository, tag=tag, digest=digest),
+        files=len(blobs),
+        debs=debs,
+        size=sum(blob.size for blob in blobs.values()),
+        sent=sent,
+        base=definition.base.image,
+        signer=key.name if key and debs else "",
+    )
+
+
+def _sign_sources(
+    project: Project, repo: StoreRepository, digest: str, key: SigningKey, now: datetime, progress: Progress
+) -> None:
+    """Attach a statement about locked files, unless this key has signed one."""
+    own = TrustedKey(
+        name=key.name,
+        keyid=key.keyid,
+        public=key.public,
+        since=datetime.min.replace(tzinfo=UTC),
+        until=datetime.max.replace(tzinfo=UTC),
+        evidence=(),
+    )
+    statements = read_statements(repo, digest, SOURCES_STATEMENT_TYPE)
+    envelopes = [row.envelope for row in statements if row.envelope]
+    if not find_sources_signer(envelopes, digest, TrustRules(keys=(own,)), now)[0]:
+        subject = VerifiedImage(target="", index=digest, manifest=digest, config=digest)
+        envelope = sign_sources(digest, key, now)
+        request = StatementRequest(
+            subject=subject, kind=SOURCES_STATEMENT_TYPE, envelope=envelope, until=None
+        )
+        attach_to(project, repo, request, progress)
 
 
 def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
@@ -536,13 +672,15 @@ def local_name(access: Access, reference: ImageReference) -> str:
 class CopyResult:
     """The result of a copy. `destination` has the digest that its registry confirmed.
 
-    `before` is the digest that its tag pointed to, empty for none.
+    `before` is the digest that its tag pointed to, empty for none. `sources` are the copies of its locked
+    files.
     """
 
     source: ImageReference
     destination: ImageReference
     before: str
     sent: TransferResult
+    sources: tuple[CopyResult, ...] = ()
 
 
 def copy_image(
@@ -555,7 +693,7 @@ def copy_image(
     referrers: bool = False,
     dry_run: bool = False,
 ) -> CopyResult:
-    """Copy an image, with `referrers` also its verdicts and other artifacts.
+    """Copy an image, with `referrers` also its verdicts, other artifacts and locked files.
 
     Blobs are streamed through this machine. Within one registry they are mounted. With `dry_run` nothing is
     written.
@@ -589,12 +727,28 @@ def copy_image(
         store = registry if same else open_registry(access, destination.registry, brake)
         tagged = store.manifest(destination.repository, destination.tag)
         sent = send(repo, store, sending, progress)
+    sources = []
+    for tag in _linked_sources(graph) if referrers else ():
+        if registry.manifest(mirror.repository, tag) is None:
+            progress.note(f"{mirror} had locked packages in {tag}, which were deleted")
+            continue
+        ends = [replace(place, tag=tag, digest="") for place in (source, destination)]
+        sources.append(copy_image(access, ends[0], ends[1], now, progress, referrers=True, dry_run=dry_run))
     return CopyResult(
         source=source,
         destination=replace(destination, digest=sent.digest),
         before=tagged[0].digest if tagged else "",
         sent=sent,
+        sources=tuple(sources),
     )
+
+
+def _linked_sources(graph: ManifestGraph) -> tuple[str, ...]:
+    """Return the tags of locked files in the links of a graph."""
+    values = [json.loads(manifest.data) for manifest in graph.manifests]
+    links = [value for value in values if artifact_type(value) == SOURCES_LINK_TYPE]
+    tags = (dict(value.get("annotations") or {}).get(SOURCES_TAG) for value in links)
+    return tuple(sorted({tag for tag in tags if isinstance(tag, str) and SOURCES.fullmatch(tag)}))
 
 
 def export_sif(

@@ -1,11 +1,16 @@
-"""Approvals: signed statements that a tag may point to an image. A policy can require several of them.
+"""Signed statements that a tag may point to an image, or that packages are those of Debian.
 
     sign_approval() -> envelope          envelopes -> verify_approvals() -> Approvals
 
 An approval names the tag, its repository and the digest of the image. So it is not valid for another tag,
-repository or image. It is an in-toto statement like a verdict, attached to the same manifest, and parsed as
-strictly. Several approvals by one key count once. If the image's verdicts are revoked, approvals that were
-signed before the revocation are no longer valid.
+repository or image. A policy can require several of them. It is an in-toto statement like a verdict,
+attached to the same manifest, and parsed as strictly. Several approvals by one key count once. If the image's
+verdicts are revoked, approvals that were signed before the revocation are no longer valid.
+
+    sign_sources() -> envelope           envelopes -> find_sources_signer() -> name of the key
+
+A statement about sources names the manifest of locked files in a registry, and so each of them by its sha256.
+It says that the files of type DEB_TYPE come from an index that Debian signed.
 """
 
 from __future__ import annotations
@@ -168,3 +173,54 @@ def other_trusted_keys(trust: TrustRules, names: Iterable[str], now: datetime) -
     """Return the currently trusted keys that are not among `names`."""
     valid = {key.name for key in trust.keys if key.since <= now < key.until}
     return tuple(sorted(valid - set(names)))
+
+
+# --- Locked packages in a registry
+
+SOURCES = "https://imagefactory.dev/sources/v1"
+
+
+def sign_sources(digest: str, key: SigningKey, now: datetime) -> bytes:
+    """Return the envelope of a statement about the manifest `digest` of locked files. Raises ToolError."""
+    return sign_envelope(_format_sources(digest, now.replace(microsecond=0)), key)
+
+
+def _format_sources(digest: str, issued: datetime) -> bytes:
+    subject = VerifiedImage(target="sources", index=digest, manifest=digest, config=digest)
+    return format_statement(subject, SOURCES, {"format": FORMAT, "issued": format_time(issued)})
+
+
+def find_sources_signer(
+    envelopes: Iterable[bytes], digest: str, trust: TrustRules, now: datetime
+) -> tuple[str, str]:
+    """Return the name of a trusted key that signed a statement about this manifest, else "" and the reason.
+
+    The key must be trusted for the time of the statement. A statement by a retired key counts if it was
+    recorded when the key was retired.
+    """
+    reasons = []
+    for data in envelopes:
+        result = verify_envelope(data, trust)
+        if result.envelope is None or result.key is None or result.standing is not VerdictStatus.GOOD:
+            reasons.append(result.why)
+            continue
+        payload, key = result.envelope.payload, result.key
+        try:
+            row = dict(parse_predicate(payload, "statement", SOURCES))
+            issued = parse_value(row.get("issued"), datetime, "statement: issued")
+            same = _format_sources(digest, issued) == payload
+        except (StatementError, OverflowError) as error:
+            reasons.append(str(error))
+            continue
+        problem = period_problem(key, issued, digest_of(payload)) or unrecorded_reason(
+            key, digest_of(payload), now
+        )
+        if not same:
+            reasons.append("the statement is about other files")
+        elif problem:
+            reasons.append(problem[1])
+        elif issued - now > SKEW:
+            reasons.append("the statement is of a later time than now")
+        else:
+            return key.name, ""
+    return "", reasons[0] if reasons else "it is not signed"

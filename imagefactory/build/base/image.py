@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.build.base.fetch import BaseArchives, cached_base, fetch_base
+from imagefactory.build.base.fetch import BaseArchives, DebRegistry, cached_base, fetch_base
 from imagefactory.build.base.look import base_key
 from imagefactory.build.base.make import BaseTar, build_base, read_facts, write_difference
 from imagefactory.build.definition import SYSTEM_PATH
@@ -93,7 +93,8 @@ class BaseRequest:
     """A base to find or build. With `locked` a package that the mirror lacks is a BuildError.
 
     `debs` is the cache of .debs. `mirror` is called only to fetch something. `environ` is the caller's
-    environment. `below` is the parent base. Callers of `find` and `begin` hold the layout's `in_use`.
+    environment. `below` is the parent base. `registry` has .debs that no archive has. Callers of `find`
+    and `begin` hold the layout's `in_use`.
     """
 
     base: BaseSpec
@@ -104,6 +105,7 @@ class BaseRequest:
     environ: Mapping[str, str]
     locked: bool
     below: BaseRequest | None = None
+    registry: DebRegistry | None = None
 
     @property
     def locks(self) -> tuple[BaseLock, ...]:
@@ -162,7 +164,9 @@ class BaseRequest:
     def fetch(self, progress: Progress) -> BaseArchives:
         """Return the .debs of this base without its parents. A complete cache needs no mirror."""
         cached = cached_base(self.base, self.lock, self.debs)
-        return cached or fetch_base(self.base, self.lock, self.mirror(), progress, locked=self.locked)
+        return cached or fetch_base(
+            *(self.base, self.lock, self.mirror(), progress), locked=self.locked, registry=self.registry
+        )
 
     def _make(
         self, layout: Layout, fetched: BaseArchives, parent_base: BuiltBase | None, progress: Progress
