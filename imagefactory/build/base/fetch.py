@@ -151,7 +151,9 @@ class _OtherPlaces:
         except (DownloadError, RegistryError) as error:
             return f"{problem}\nand {error.message}"
         lacking = [package for package in remaining if package not in usable]
-        return f"{problem}\nand the registry has no valid {_describe(lacking)}" if lacking else ""
+        if not lacking:
+            return ""
+        return f"{problem}\nand no registry has, signed by a key that you trust: {_describe(lacking)}"
 
 
 def _describe(packages: Sequence[DebianPackage]) -> str:

@@ -33,6 +33,7 @@ from imagefactory.actions.verdicts import registry_of
 from imagefactory.build.base import fetch
 from imagefactory.build.base.image import BaseRequest
 from imagefactory.errors import LockError
+from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import StaleIndexError
 from imagefactory.lock.debian.lock import base_content_hash, write_base_lock
 from imagefactory.lock.download import PackageCache
@@ -457,3 +458,19 @@ def test_a_mirror_that_lists_a_package_that_it_lost(shelf: Shelf, monkeypatch: p
 
     monkeypatch.setattr(fetch, "open_archive", opened)
     assert fetch_debs(shelf.later()) == [DEB]
+
+
+def test_a_check_finds_lost_files_in_the_registry(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> tuple[tuple[DebianPackage, ...], ...]:
+        return (HELLO,), (HELLO,)
+
+    monkeypatch.setattr(archive, "unavailable_packages", lost)
+    arguments = ("lock", "tiny-*", "--check", "--available", "--json")
+    said = shelf.site.place.call(*arguments)
+    assert (said.code, len(said.json()["missing_files"])) == (9, 5)
+    monkeypatch.setenv("IMAGEFACTORY_REGISTRY", f"{shelf.registry.host}/gpu")
+    said = shelf.site.place.call(*arguments)
+    assert (said.code, [row["source"] for row in said.json()["missing_files"]]) == (9, ["debian"])
+    shelf.sign(shelf.pushed.reference.digest)
+    said = shelf.site.place.call(*arguments)
+    assert (said.code, said.json()["missing_files"]) == (0, [])
