@@ -5,7 +5,6 @@ definition -> base, packages -> image -> smoke test
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
@@ -74,17 +73,16 @@ from imagefactory.model import (
     Report,
     Target,
 )
-from imagefactory.oci.candidates import DEB_TYPE, SOURCES_STATEMENT_TYPE, SOURCES_TYPE, sources_tag
-from imagefactory.oci.graph import StoreRepository, parse_parts, read_manifest
-from imagefactory.oci.manifests import Descriptor, Image, SifArtifact, artifact_type
+from imagefactory.oci.candidates import DEB_TYPE, sources_tag
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
 from imagefactory.oci.store import ImageReference, resolve_mirror, split_place
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.runtime.emulator import emulation
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import center_settings
-from imagefactory.trust.approval import find_sources_signer
-from imagefactory.trust.attached import read_statements
+from imagefactory.trust.approval import SourcesArtifact, find_sources_signer, read_sources
 from imagefactory.trust.catalog_package import REPOSITORY, catalog_repository
 from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.verify.report import SmokeTest
@@ -356,12 +354,12 @@ def adopt_sources(
 class StoredSources:
     """The locked files of a target in a registry.
 
-    `blobs` are by sha256, `digest` is that of their manifest. `trust` decides who can vouch for .debs there.
+    `blobs` are the files by sha256. `trust` decides who can vouch for .debs there.
     """
 
     reference: ImageReference
     repo: StoreRepository
-    digest: str
+    artifact: SourcesArtifact
     blobs: Mapping[str, Descriptor]
     trust: TrustRules
 
@@ -409,17 +407,12 @@ class RegistrySources:
         mirror = resolve_mirror(reference, access.settings.mirror_map)
         repo = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
         try:
-            manifest = read_manifest(repo, tag)
-            _, blobs = parse_parts(manifest)
-            if artifact_type(json.loads(manifest.data)) != SOURCES_TYPE:
-                message = f"{reference} does not have the type {SOURCES_TYPE}"
-                raise RegistryError("artifact-malformed", message, hint="push again --with-sources")
+            artifact = read_sources(repo, tag)
         except RegistryError as error:
             progress.note(f"{self._target.name}: no locked packages in a registry: {error.message}")
             return None
-        by_hash = {blob.digest.removeprefix("sha256:"): blob for blob in blobs}
-        digest = manifest.descriptor.digest
-        return StoredSources(reference=mirror, repo=repo, digest=digest, blobs=by_hash, trust=trust)
+        blobs = {blob.digest.removeprefix("sha256:"): blob for blob in artifact.files}
+        return StoredSources(reference=mirror, repo=repo, artifact=artifact, blobs=blobs, trust=trust)
 
     def packages(self, sizes: Mapping[str, int], progress: Progress) -> Mapping[str, FileOrigin]:
         """Return the bytes of wheels and conda archives with these sizes, by sha256. Their hash is enough."""
@@ -467,9 +460,8 @@ class RegistrySources:
     def _signer(self, stored: StoredSources) -> tuple[str, str]:
         if not stored.trust.keys:
             return "", "you trust no key (imagefactory key trust FILE)"
-        statements = read_statements(stored.repo, stored.digest, SOURCES_STATEMENT_TYPE)
-        envelopes = [row.envelope for row in statements if row.envelope]
-        return find_sources_signer(envelopes, stored.digest, stored.trust, datetime.now(UTC))
+        envelopes = stored.artifact.read_envelopes(stored.repo)
+        return find_sources_signer(envelopes, stored.artifact.subject, stored.trust, datetime.now(UTC))
 
     def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
         """Fetch .debs that `usable` returned into `directory`."""

@@ -47,7 +47,6 @@ from imagefactory.oci.candidates import (
     PORTABLE_TYPE,
     REVOCATION_TYPE,
     SOURCES,
-    SOURCES_STATEMENT_TYPE,
     VERDICT_TYPE,
     plain_tag,
 )
@@ -61,6 +60,7 @@ from imagefactory.trust.approval import (
     Approvals,
     ApprovalSubject,
     other_trusted_keys,
+    read_sources,
     sign_approval,
     verify_approvals,
 )
@@ -92,7 +92,7 @@ from imagefactory.verify.report import VerifiedImage
 
 TRIES = 3
 """The most attempts to move tags while another process moves them too."""
-_STATEMENT_TYPES = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE, SOURCES_STATEMENT_TYPE)
+_STATEMENT_TYPES = (VERDICT_TYPE, PORTABLE_TYPE, APPROVAL_TYPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,9 +418,9 @@ def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progre
         repo = registry_of(project, target.family)
         images = list_verdicts(project, PromotionRequest(target=target, place=repo, now=now), progress)
         manifests = [image.subject.manifest for image in images]
-        tags = [tag for tag in repo.store.tags(repo.repository) if SOURCES.fullmatch(tag)]
-        sources = [repo.store.manifest(repo.repository, tag) for tag in tags]
-        manifests += [manifest[0].digest for manifest in sources if manifest]
+        for tag in repo.store.tags(repo.repository):
+            if SOURCES.fullmatch(tag):
+                envelopes.update(read_sources(repo, tag).read_envelopes(repo))
         for manifest in dict.fromkeys((*manifests, *sifs_of(repo, target, images))):
             for kind in _STATEMENT_TYPES:
                 envelopes.update(_envelopes(repo, manifest, kind))

@@ -31,7 +31,7 @@ from imagefactory.actions.images import (
     stored_sif,
 )
 from imagefactory.actions.locked import base_locks
-from imagefactory.actions.verdicts import StatementRequest, attach_to
+from imagefactory.actions.verdicts import log_acts
 from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
 from imagefactory.fs import require_space
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
@@ -45,9 +45,7 @@ from imagefactory.oci.candidates import (
     INPUTS_LABEL,
     SOURCES,
     SOURCES_LINK_TYPE,
-    SOURCES_STATEMENT_TYPE,
     SOURCES_TAG,
-    SOURCES_TYPE,
     candidate_tag,
     check_tag,
     find_by_inputs,
@@ -62,7 +60,6 @@ from imagefactory.oci.graph import (
     EMPTY_BLOB,
     ManifestGraph,
     StoreRepository,
-    artifact_of,
     choose_platform,
     lacks_platform,
     make_artifact,
@@ -102,11 +99,17 @@ from imagefactory.oci.transfer import (
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
-from imagefactory.trust.approval import find_sources_signer, sign_sources
-from imagefactory.trust.attached import read_statements
+from imagefactory.trust.approval import (
+    MOST_SIGNERS,
+    SourcesArtifact,
+    find_sources_signer,
+    read_sources,
+    sign_sources,
+)
+from imagefactory.trust.attached import ENVELOPE_TYPE
+from imagefactory.trust.audit import SIGN, AuditEntry
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustedKey, TrustRules
-from imagefactory.verify.report import VerifiedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +254,19 @@ def push_sources(
             for row in files
         }
         tag = sources_tag(row.package.sha256 for row in files)
-        manifest = artifact_of(SOURCES_TYPE, None, [blobs[digest] for digest in sorted(blobs)])
-        layout.add(EMPTY, EMPTY_BLOB.media_type)
         paths = {f"sha256:{row.package.sha256}": row.path for row in files}
+        repo = StoreRepository(store=open_registry(project, host), repository=repository)
+        artifact = SourcesArtifact(files=tuple(blobs[digest] for digest in sorted(blobs)))
+        debs = sum(blob.media_type == DEB_TYPE for blob in artifact.files)
+        envelopes = _sources_envelopes(repo, tag, artifact, key if debs else None, now)
+        added = tuple(layout.add(data, ENVELOPE_TYPE) for data in envelopes)
+        artifact, manifest = replace(artifact, envelopes=added), replace(artifact, envelopes=added).manifest
+        layout.add(EMPTY, EMPTY_BLOB.media_type)
+        layers = (EMPTY_BLOB, *artifact.files, *artifact.envelopes)
         source = StoreRepository(
             store=LayoutStore(_FilesLayout(layout.path, paths)), repository=target.family
         )
-        graph = ManifestGraph(root=manifest, manifests=(manifest,), blobs=(EMPTY_BLOB, *blobs.values()))
+        graph = ManifestGraph(root=manifest, manifests=(manifest,), blobs=layers)
         with progress.stage(f"{target.name}: push its locked files to {host}/{repository}:{tag}"):
             memory = layout.recall("pushed", host) or {}
             prefix = repository.removesuffix(target.family)
@@ -265,32 +274,36 @@ def push_sources(
             sending = TransferRequest(
                 graph=graph, repository=repository, tags=(tag,), origins=origins_from(memory, families)
             )
-            registry = open_registry(project, host, sending.brake)
-            sent = send(source, registry, sending, progress)
+            sent = send(source, open_registry(project, host, sending.brake), sending, progress)
             memory = layout.recall("pushed", host) or {}
             layout.record("pushed", host, remember_transfer(memory, repository, graph))
-            repo = StoreRepository(store=registry, repository=repository)
             image = read_manifest(repo, pushed.manifest).descriptor
             put_artifact(repo, make_artifact(SOURCES_LINK_TYPE, image, {SOURCES_TAG: tag}))
     digest = manifest.descriptor.digest
-    debs = sum(blob.media_type == DEB_TYPE for blob in blobs.values())
-    if key and debs:
-        _sign_sources(project, repo, digest, key, now, progress)
+    if key and debs and sent.sent:
+        entry = AuditEntry(action=SIGN, what=digest, where=str(repo), key=key.keyid, why="locked packages")
+        log_acts(project, (entry,), now)
     return SourcesPush(
         reference=ImageReference(registry=host, repository=repository, tag=tag, digest=digest),
-        files=len(blobs),
+        files=len(artifact.files),
         debs=debs,
-        size=sum(blob.size for blob in blobs.values()),
+        size=sum(blob.size for blob in artifact.files),
         sent=sent,
         base=definition.base.image,
         signer=key.name if key and debs else "",
     )
 
 
-def _sign_sources(
-    project: Project, repo: StoreRepository, digest: str, key: SigningKey, now: datetime, progress: Progress
-) -> None:
-    """Attach a statement about locked files, unless this key has signed one."""
+def _sources_envelopes(
+    repo: StoreRepository, tag: str, artifact: SourcesArtifact, key: SigningKey | None, now: datetime
+) -> list[bytes]:
+    """Return the statements about `artifact` that the registry has, and one by `key` if it has none by it."""
+    envelopes: list[bytes] = []
+    if repo.store.manifest(repo.repository, tag):
+        known = read_sources(repo, tag)
+        envelopes = known.read_envelopes(repo) if known.files == artifact.files else []
+    if key is None:
+        return envelopes
     own = TrustedKey(
         name=key.name,
         keyid=key.keyid,
@@ -299,15 +312,9 @@ def _sign_sources(
         until=datetime.max.replace(tzinfo=UTC),
         evidence=(),
     )
-    statements = read_statements(repo, digest, SOURCES_STATEMENT_TYPE)
-    envelopes = [row.envelope for row in statements if row.envelope]
-    if not find_sources_signer(envelopes, digest, TrustRules(keys=(own,)), now)[0]:
-        subject = VerifiedImage(target="", index=digest, manifest=digest, config=digest)
-        envelope = sign_sources(digest, key, now)
-        request = StatementRequest(
-            subject=subject, kind=SOURCES_STATEMENT_TYPE, envelope=envelope, until=None
-        )
-        attach_to(project, repo, request, progress)
+    if find_sources_signer(envelopes, artifact.subject, TrustRules(keys=(own,)), now)[0]:
+        return envelopes
+    return [*envelopes[1 - MOST_SIGNERS :], sign_sources(artifact.subject, key, now)]
 
 
 def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:

@@ -19,7 +19,6 @@ from imagefactory.oci.candidates import (
     APPROVAL_TYPE,
     BUNDLE_TYPE,
     REVOCATION_TYPE,
-    SOURCES_STATEMENT_TYPE,
     TEST_RESULT_TYPE,
     VERDICT_TYPE,
 )
@@ -358,15 +357,13 @@ def log_statements(access: Access, location: str, statements: Iterable[SignedSta
 
 
 def _entry(location: str, statement: SignedStatement) -> AuditEntry | None:
-    if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, SOURCES_STATEMENT_TYPE):
+    if statement.kind not in (VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE):
         return None
     try:
         opened = parse_envelope(statement.envelope, "a statement")
         if statement.kind == REVOCATION_TYPE:
             revocation = parse_revocation(opened.payload, "a statement", opened.keyid)
             action, reason = REVOKE, revocation.why
-        elif statement.kind == SOURCES_STATEMENT_TYPE:
-            action, reason = SIGN, "locked packages"
         elif statement.kind == APPROVAL_TYPE:
             request, _ = parse_approval(opened.payload, "a statement")
             action, reason = APPROVE, f"{request.tag} -> {request.subject.index}"

@@ -51,14 +51,13 @@ SOURCES_TYPE = "application/vnd.imagefactory.sources.v1"
 """The artifact type of the locked files of a target. Each layer is a file."""
 SOURCES_LINK_TYPE = "application/vnd.imagefactory.sources-link.v1+json"
 """The artifact type of a referrer of an image that names the tag of its locked files."""
-SOURCES_STATEMENT_TYPE = "application/vnd.imagefactory.sources-statement.v1+json"
 DEB_TYPE, FILE_TYPE = "application/vnd.debian.binary-package", "application/octet-stream"
 """The media types of layers with locked files: Debian packages, and all others."""
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 """The artifact type of a Sigstore bundle, as cosign attaches it."""
 STATEMENT_TYPES = (
     *(VERDICT_TYPE, REVOCATION_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE, PORTABLE_TYPE),
-    *(BUNDLE_TYPE, SOURCES_STATEMENT_TYPE),
+    BUNDLE_TYPE,
 )
 DELETED_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),

@@ -10,18 +10,22 @@ verdicts are revoked, approvals that were signed before the revocation are no lo
     sign_sources() -> envelope           envelopes -> find_sources_signer() -> name of the key
 
 A statement about sources names the manifest of locked files in a registry, and so each of them by its sha256.
-It says that the files of type DEB_TYPE come from an index that Debian signed.
+It says that the files of type DEB_TYPE come from an index that Debian signed. Its envelope is a layer of the
+same artifact. So it stays where a registry deletes manifests without a tag.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from imagefactory.errors import StatementError
-from imagefactory.oci.manifests import digest_of
+from imagefactory.errors import RegistryError, StatementError
+from imagefactory.oci.candidates import SOURCES_TYPE
+from imagefactory.oci.graph import Manifest, StoreRepository, artifact_of, parse_parts, read_manifest
+from imagefactory.oci.manifests import Descriptor, artifact_type, digest_of
 from imagefactory.oci.store import TAG
 from imagefactory.serialize import (
     Pattern,
@@ -31,7 +35,8 @@ from imagefactory.serialize import (
     parse_document,
     parse_value,
 )
-from imagefactory.trust.envelope import sign_envelope
+from imagefactory.trust.attached import ENVELOPE_TYPE
+from imagefactory.trust.envelope import LARGEST, sign_envelope
 from imagefactory.trust.judgement import period_problem, unrecorded_reason, verify_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustRules
@@ -178,6 +183,46 @@ def other_trusted_keys(trust: TrustRules, names: Iterable[str], now: datetime) -
 # --- Locked packages in a registry
 
 SOURCES = "https://imagefactory.dev/sources/v1"
+MOST_SIGNERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcesArtifact:
+    """An artifact whose layers are locked files, and envelopes of statements about them."""
+
+    files: tuple[Descriptor, ...]
+    envelopes: tuple[Descriptor, ...] = ()
+
+    @property
+    def manifest(self) -> Manifest:
+        return artifact_of(SOURCES_TYPE, None, (*self.files, *self.envelopes))
+
+    @property
+    def subject(self) -> str:
+        """The digest that statements are about: that of the manifest without envelopes."""
+        return artifact_of(SOURCES_TYPE, None, self.files).descriptor.digest
+
+    def read_envelopes(self, repo: StoreRepository) -> list[bytes]:
+        """Return the envelopes, not verified. Raises RegistryError."""
+        return [b"".join(repo.store.read(repo.repository, blob)) for blob in self.envelopes]
+
+
+def read_sources(repo: StoreRepository, tag: str) -> SourcesArtifact:
+    """Return the artifact with this tag. Raises RegistryError if there is none, and for other artifacts."""
+    manifest = read_manifest(repo, tag)
+    _, blobs = parse_parts(manifest)
+    kind = artifact_type(json.loads(manifest.data))
+    layers = blobs[1:]
+    envelopes = tuple(blob for blob in layers if blob.media_type == ENVELOPE_TYPE)
+    too_large = any(not 0 < blob.size <= LARGEST for blob in envelopes) or len(envelopes) > MOST_SIGNERS
+    if kind != SOURCES_TYPE or too_large:
+        raise RegistryError(
+            "artifact-malformed",
+            f"{repo}:{tag} is not of type {SOURCES_TYPE}, or has more than {MOST_SIGNERS} signatures",
+            hint="delete this tag, and push the packages again: imagefactory push --with-sources",
+        )
+    files = tuple(blob for blob in layers if blob.media_type != ENVELOPE_TYPE)
+    return SourcesArtifact(files=files, envelopes=envelopes)
 
 
 def sign_sources(digest: str, key: SigningKey, now: datetime) -> bytes:

@@ -39,20 +39,21 @@ from imagefactory.lock.debian.lock import base_content_hash, write_base_lock
 from imagefactory.lock.download import PackageCache
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.oci.candidates import (
-    SOURCES_STATEMENT_TYPE,
+    DEB_TYPE,
+    FILE_TYPE,
     plan_prune,
     read_tagged,
     remove_candidate,
     sources_tag,
 )
-from imagefactory.oci.graph import StoreRepository, read_manifest
-from imagefactory.oci.manifests import canonical_json
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.manifests import canonical_json, digest_of
 from imagefactory.oci.store import ImageReference
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.approval import sign_sources
-from imagefactory.trust.attached import SignedStatement, put_statement, read_statements
+from imagefactory.trust.approval import MOST_SIGNERS, SourcesArtifact, read_sources, sign_sources
+from imagefactory.trust.attached import ENVELOPE_TYPE
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import TrustGrant, add_key
 from tests.made.errors import fails
@@ -208,12 +209,19 @@ class Shelf:
         return self.site.with_registry(self.registry.host, self.directory / name)
 
     def sign(self, digest: str, key: SigningKey = LAB, when: datetime = NOW) -> None:
-        """Attach a statement about `digest` to the locked files in the registry."""
-        project = self.later()
-        repo = registry_of(project, "tiny")
-        manifest = read_manifest(repo, self.pushed.reference.digest).descriptor
-        envelope = sign_sources(digest, key, when)
-        put_statement(repo, SignedStatement(kind=SOURCES_STATEMENT_TYPE, subject=manifest, envelope=envelope))
+        """Add a statement about `digest` to the locked files in the registry."""
+        self.add_envelope(sign_sources(digest, key, when))
+
+    def add_envelope(self, envelope: bytes) -> None:
+        digest = digest_of(envelope)
+        self.registry.shelves.blobs[digest] = envelope
+        self.content.blobs.add(digest)
+        layer = {"mediaType": ENVELOPE_TYPE, "digest": digest, "size": len(envelope)}
+        self.replace_manifest(lambda value: value["layers"].append(layer))
+
+    @property
+    def artifact(self) -> SourcesArtifact:
+        return read_sources(registry_of(self.later(), "tiny"), self.pushed.reference.tag)
 
     def replace_manifest(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the manifest that the tag names, as anyone who may push there can."""
@@ -222,7 +230,7 @@ class Shelf:
         value = json.loads(data)
         change(value)
         changed = canonical_json(value)
-        digest = f"sha256:{hashlib.sha256(changed).hexdigest()}"
+        digest = digest_of(changed)
         self.content.manifests[digest] = (kind, changed)
         self.content.tags[tag] = digest
 
@@ -305,7 +313,7 @@ def test_a_reachable_channel_and_a_full_cache_send_no_request(site: Site, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "problem", ["other-key", "other-files", "retired", "before", "future", "untrusted", "none"]
+    "problem", ["other-key", "other-files", "retired", "before", "future", "untrusted", "malformed", "none"]
 )
 def test_a_statement_that_does_not_count(shelf: Shelf, problem: str) -> None:
     digest, when, key, root = shelf.pushed.reference.digest, NOW, LAB, shelf.site.place.root
@@ -321,7 +329,9 @@ def test_a_statement_that_does_not_count(shelf: Shelf, problem: str) -> None:
         when = datetime.now(UTC) + timedelta(days=1)
     if problem == "untrusted":
         write_settings(root, "")
-    if problem != "none":
+    if problem == "malformed":
+        shelf.add_envelope(b'{"payload":"' + b"[" * 10_000)
+    elif problem != "none":
         shelf.sign(digest, key, when)
     project = shelf.later()
     with fails("archive-read-failed"):
@@ -338,10 +348,20 @@ def test_a_signature_covers_its_very_manifest(shelf: Shelf) -> None:
 
     def as_wheel(value: dict[str, Any]) -> None:
         for layer in value["layers"]:
-            layer["mediaType"] = "application/octet-stream"
+            if layer["mediaType"] == DEB_TYPE:
+                layer["mediaType"] = FILE_TYPE
 
     shelf.replace_manifest(as_wheel)
-    shelf.sign(shelf.content.tags[shelf.pushed.reference.tag])
+    shelf.sign(shelf.artifact.subject)
+    with fails("archive-read-failed"):
+        fetch_debs(shelf.later())
+
+    def as_deb(value: dict[str, Any]) -> None:
+        for layer in value["layers"]:
+            if layer["mediaType"] == FILE_TYPE:
+                layer["mediaType"] = DEB_TYPE
+
+    shelf.replace_manifest(as_deb)  # no statement is about this manifest
     with fails("archive-read-failed"):
         fetch_debs(shelf.later())
     assert len(fetch_archives(shelf.later())) == 4
@@ -358,7 +378,9 @@ def test_names_of_a_manifest_are_no_paths(shelf: Shelf) -> None:
     assert not list(shelf.directory.rglob("*evil*"))
 
 
-@pytest.mark.parametrize("problem", ["huge", "index", "not-json", "size", "other-type", "deep"])
+@pytest.mark.parametrize(
+    "problem", ["huge", "index", "not-json", "size", "other-type", "deep", "large-envelope", "signers"]
+)
 def test_a_manifest_that_is_none(shelf: Shelf, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "time", SimpleNamespace(sleep=lambda _: None))
     tag = shelf.pushed.reference.tag
@@ -367,6 +389,11 @@ def test_a_manifest_that_is_none(shelf: Shelf, problem: str, monkeypatch: pytest
         if problem == "size":
             for layer in value["layers"]:
                 layer["size"] += 1
+        layer = {"mediaType": ENVELOPE_TYPE, "digest": f"sha256:{'1' * 64}", "size": 100}
+        if problem == "large-envelope":
+            value["layers"].append(layer | {"size": 1 << 40})
+        if problem == "signers":
+            value["layers"] += [layer] * (MOST_SIGNERS + 1)
         value["artifactType"] = "x/y" if problem == "other-type" else value["artifactType"]
         value["x"] = "x" * (5 << 20) if problem == "huge" else ""
 
@@ -375,7 +402,7 @@ def test_a_manifest_that_is_none(shelf: Shelf, problem: str, monkeypatch: pytest
     kind, data = shelf.content.manifests[digest]
     if problem in ("index", "not-json", "deep"):
         data = {"index": b'{"mediaType": 1}', "not-json": b"{", "deep": b"[" * 100_000}[problem]
-        shelf.content.tags[tag] = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        shelf.content.tags[tag] = digest_of(data)
         shelf.content.manifests[shelf.content.tags[tag]] = (kind, data)
     with fails("download-rejected"):
         fetch_archives(shelf.later())
@@ -397,8 +424,10 @@ def test_pushing_again_sends_nothing_and_adds_no_statement(shelf: Shelf, tmp_pat
     first = push_sources(project, pushed, LAB, NOW, QuietProgress())
     again = push_sources(project, pushed, LAB, NOW + timedelta(hours=1), QuietProgress())
     assert (first.signer, again.signer, again.sent.sent) == (LAB.name, LAB.name, 0)
-    repo = registry_of(project, "tiny")
-    assert len(read_statements(repo, again.reference.digest, SOURCES_STATEMENT_TYPE)) == 1
+    assert len(shelf.artifact.envelopes) == 1
+    shelf.sign(shelf.artifact.subject, STRANGER)
+    other = push_sources(project, pushed, None, NOW, QuietProgress())
+    assert (other.signer, len(shelf.artifact.envelopes)) == ("", 2)  # others' statements stay
     assert (
         sources_tag(locked_digests(base_locks(project, project.base_of(target)), ())) != first.reference.tag
     )
@@ -415,7 +444,7 @@ def test_a_copy_with_referrers_takes_the_files_along(shelf: Shelf) -> None:
     assert plain.sources == ()
     copied = copy_image(project, source, destination, NOW, QuietProgress(), referrers=True)
     (files,) = copied.sources
-    assert files.destination.digest == shelf.pushed.reference.digest
+    assert files.destination.digest == shelf.content.tags[shelf.pushed.reference.tag]
     mirror = shelf.site.with_registry(
         shelf.registry.host, shelf.directory / "m", f"{shelf.registry.host}/mirror"
     )
