@@ -280,7 +280,8 @@ class Lock:
     `conda` is empty for a lock of only wheels; then so are `channels` (addresses in their order) and
     `virtual` (the virtual packages used for solving, as in a target). No package is in both `wheels` and
     `conda`. `note` is a line by the person who locked; `origins` are those of the wheels, as in a target.
-    `cutoff` limited the releases when the lock was solved, None without a limit.
+    `cutoff` limited the releases when the lock was solved, None without a limit. `publishers` are those of
+    the wheels that the index attests, by name (`GitHub numpy/numpy release.yml`).
     """
 
     target: str
@@ -295,6 +296,7 @@ class Lock:
     note: str = ""
     origins: tuple[tuple[str, str], ...] = ()
     cutoff: ReleaseCutoff | None = None
+    publishers: tuple[tuple[str, str], ...] = ()
 
     @property
     def packages(self) -> tuple[LockedPackage, ...]:

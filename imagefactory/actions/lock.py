@@ -49,6 +49,7 @@ from imagefactory.fs import explain_full_disk, replace_text, shared_use, tempora
 from imagefactory.gpu.capability import architecture
 from imagefactory.http import HttpError, HttpSession, RetryPolicy, redact
 from imagefactory.lock import Locker, LockRequest, OutdatedPackage, export, files
+from imagefactory.lock.changes import publisher_changes
 from imagefactory.lock.conda.locker import CondaLocker
 from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
@@ -333,6 +334,8 @@ def solve_request(
     target = request.target
     if target.frozen:
         progress.note(f"{target.name}: it gets the files of {target.frozen.file}, and nothing is solved")
+        if access.settings.publishers.value == "strict":
+            progress.note(f"{target.name}: the publishers of its wheels are not checked")
         return frozen_part(target, "freeze")(access, request, progress), ()
     locker = target_locker(access, target)
     try:
@@ -351,7 +354,51 @@ def solve_request(
             with suppress(UnsolvableError):
                 locker.lock(replace(request, target=newer), progress)
         raise
+    if solved.wheels:
+        solved = _with_publishers(access, request, solved, locker, progress)
     return solved, outdated
+
+
+def _with_publishers(
+    access: Access, request: LockRequest, solved: Lock, locker: Locker, progress: Progress
+) -> Lock:
+    """Return a solution with the publishers of its wheels. Those of files of the previous locks stay.
+
+    Raises LockError for an invalid attestation. With `publishers = "strict"` it raises LockError for a
+    changed or lost publisher, and the error that prevented a check.
+    """
+    setting, known = access.settings.publishers, dict[str, str]()
+    locks = [lock for lock in (request.previous, request.under) if lock]
+    for lock in locks:
+        files_of_lock = {wheel.name: wheel.sha256 for wheel in lock.wheels}
+        known |= {
+            wheel.name: publisher
+            for wheel in solved.wheels
+            if files_of_lock.get(wheel.name) == wheel.sha256
+            and (publisher := dict(lock.publishers).get(wheel.name))
+        }
+    # The wheels of the parent were checked when it was locked.
+    inherited = {wheel.name for wheel in request.under.wheels} if request.under else set()
+    unknown = [wheel for wheel in solved.wheels if wheel.name not in inherited | known.keys()]
+    strict = setting.value == "strict"
+    if unknown and setting.value != "off":
+        report = locker.publishers(unknown, solved, progress)
+        known |= report.known
+        if problem := report.problem:
+            if strict:
+                raise problem
+            access.tell(f"{problem.message}; {problem.hint}")
+        elif not report.attests and setting.origin != "default":
+            access.tell("publishers of wheels are not known: the index serves no attestations (PEP 740)")
+    solved = replace(solved, publishers=tuple(sorted(known.items())))
+    if strict and (changes := publisher_changes(request.previous, solved)):
+        raise LockError(
+            "publisher-changed",
+            f"{request.target.name}: {'; '.join(map(str, changes))}",
+            hint="confirm with the project that this is intended. To accept it, run "
+            f"IMAGEFACTORY_PUBLISHERS=record imagefactory lock {request.target.name}",
+        )
+    return solved
 
 
 def _excluded_releases(

@@ -58,6 +58,7 @@ MODULES = {
     "docker": "docker",
     "htcondor2": "condor",
     "rattler": "conda",
+    "sigstore": "sigstore",
     "spython": "apptainer",
     "tomlkit": "sign",
 }
@@ -179,6 +180,7 @@ COMMANDS = {
         "image promote": "cli.verdicts:promote",
         "image sbom": "extras.sbom.command:sbom",
         "image audit": "extras.sbom.command:audit",
+        "image attest": "extras.sbom.command:attest",
     },
     "Verify": {
         "plan": "cli.plan:plan",

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from imagefactory.actions.lock import LockOptions, LockResult, MissingFileRow
     from imagefactory.cli.output import TargetFailures
     from imagefactory.errors import OutdatedPackageRow
+    from imagefactory.lock.changes import PublisherChangeRow
     from imagefactory.model import BaseSpec, Target
     from imagefactory.project import Project
     from imagefactory.verify.smoke import SmokeReportRow
@@ -109,6 +110,8 @@ class TargetLockRow(TypedDict):
     """The wheels that `--build` built."""
     exclude_newer: str
     """The time after which no release was locked, also with exempt packages; empty for any age."""
+    publishers_changed: list[PublisherChangeRow]
+    """The wheels whose recorded publisher changed, or is no longer recorded."""
     layers_changed: NotRequired[bool | None]
 
 
@@ -343,6 +346,7 @@ def lock(
     from imagefactory.actions.definition import layers_state
     from imagefactory.actions.lock import LockOptions, frozen_state, lock_base, parents_first
     from imagefactory.actions.locked import base_state, holding, lock_state
+    from imagefactory.lock.changes import publisher_changes
     from imagefactory.project import require_own_project
     from imagefactory.recipes.edit import omitted_companions
     from imagefactory.recipes.values import parse_cutoff
@@ -440,6 +444,9 @@ def lock(
                     outdated=[package.as_json() for package in relock.behind],
                     note=lacking,
                     built=wheels,
+                    publishers_changed=[
+                        change.as_json() for change in publisher_changes(relock.before, relock.after)
+                    ],
                 )
                 if deep:
                     row["layers_changed"] = relayered

@@ -488,12 +488,14 @@ class PackageRow(TypedDict):
     """Of a conda package."""
     url: NotRequired[str]
     """Of a conda package."""
+    publisher: NotRequired[str]
+    """Of a wheel that the index attests."""
     file: str
     sha256: str
     size: int
 
 
-def package_json(package: LockedPackage) -> PackageRow:
+def package_json(package: LockedPackage, publisher: str = "") -> PackageRow:
     from imagefactory.model import LockedCondaPackage
 
     row = PackageRow(
@@ -505,6 +507,8 @@ def package_json(package: LockedPackage) -> PackageRow:
     )
     if isinstance(package, LockedCondaPackage):
         row["build"], row["url"] = package.build, package.url
+    if publisher:
+        row["publisher"] = publisher
     return row
 
 

@@ -205,6 +205,7 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     state = lock_state(factory, target)
     reason = read_unsolvable_reason(factory, target) if state == Outcome.UNSOLVABLE else None
     behind, lacking = outdated_packages_of(factory, lock) if lock else (), omitted_companions(target)
+    publishers = dict(lock.publishers) if lock else {}
     promised = promised_image(factory, target) if state == "ok" else None
     if not as_json:
         now = TargetState(
@@ -232,7 +233,10 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
             lock_note=lock.note if lock else "",
             outdated=[package.as_json() for package in behind],
             note=lacking,
-            packages=[package_json(package) for package in (lock.packages if lock else ())],
+            packages=[
+                package_json(package, publishers.get(package.name, ""))
+                for package in (lock.packages if lock else ())
+            ],
             image=image_json(image) if image else None,
             locked_image=locked,
         )

@@ -129,8 +129,11 @@ def _check_index(access: Access) -> str:
     index = package_index(access)
     variables = (("UV_HTTP_TIMEOUT", str(SECONDS)), ("UV_HTTP_RETRIES", "0"))
     hurried = replace(index, environment=(*index.environment, *variables))
-    uv_locker(hurried).reach()
-    return f"{redact(index.url)} ({index.origin}) answers" if index.url else f"{index.origin} answers"
+    locker = uv_locker(hurried)
+    locker.reach()
+    attests = "" if locker.attests() else ", without publishers of wheels"
+    address = f"{redact(index.url)} ({index.origin})" if index.url else index.origin
+    return f"{address} answers{attests}"
 
 
 def _check_mirror(access: Access) -> str:

@@ -7,15 +7,15 @@ fetches locked packages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Protocol
 
-from imagefactory.errors import OutdatedPackageRow
+from imagefactory.errors import ImagefactoryError, OutdatedPackageRow
 from imagefactory.lock.changes import content_hash
-from imagefactory.model import BaseSpec, Lock, LockedPackage, ReleaseCutoff, Target
+from imagefactory.model import BaseSpec, Lock, LockedPackage, LockedWheel, ReleaseCutoff, Target
 from imagefactory.progress import Progress
 
 
@@ -86,6 +86,18 @@ class OutdatedPackage:
         return f"{self.name} {self.locked}, where {self.newest} is the newest: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherReport:
+    """The verified publishers of wheels by name (`GitHub numpy/numpy release.yml`).
+
+    `attests` is whether the index serves attestations. `problem` is why some could not be checked.
+    """
+
+    known: Mapping[str, str]
+    attests: bool
+    problem: ImagefactoryError | None = None
+
+
 class Locker(Protocol):
     """The solver of one source of packages."""
 
@@ -97,6 +109,12 @@ class Locker(Protocol):
 
     def uploads(self, packages: Sequence[LockedPackage], lock: Lock, target: Target) -> dict[str, datetime]:
         """Return the time of upload of packages of `lock` by file name, where known. Raises LockError."""
+
+    def publishers(self, wheels: Sequence[LockedWheel], lock: Lock, progress: Progress) -> PublisherReport:
+        """Return the publishers of wheels of `lock`, where their index attests them (PEP 740).
+
+        Raises LockError for an invalid attestation.
+        """
 
     def addresses(self, lock: Lock) -> dict[str, str]:
         """Return the current URL of each locked file, by file name. Raises LockError for a missing file."""

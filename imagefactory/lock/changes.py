@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from imagefactory.model import BaseLock, BaseSpec, Lock, LockedCondaPackage, LockedPackage, Target
 
@@ -60,26 +61,74 @@ def content_hash(target: Target, base: BaseSpec, parent_lock: Lock | None) -> st
 class VersionChange:
     """A package in two locks. `before` is empty for a new one, `after` for a removed one.
 
-    Both are versions. If only the file changes, `after` states that (`1.2, new file`).
+    Both are versions. If only the file changes, `after` states that (`1.2, new file`). `publisher` is set if
+    its publisher changed too.
     """
 
     name: str
     before: str
     after: str
+    publisher: PublisherChange | None = None
 
     def __str__(self) -> str:
         if not self.before:
             return f"{self.name} {self.after} (new)"
-        return (
-            f"{self.name} {self.before} -> {self.after}"
-            if self.after
-            else f"{self.name} {self.before} (gone)"
-        )
+        if not self.after:
+            return f"{self.name} {self.before} (gone)"
+        return f"{self.name} {self.before} -> {self.after}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The change, and that of its publisher in short lines."""
+        publisher = self.publisher
+        if publisher is None:
+            return (str(self),)
+        return (str(self), f"  its publisher was {publisher.before},", f"  {publisher.now}")
+
+
+class PublisherChangeRow(TypedDict):
+    """A wheel whose publisher in the previous lock is not that of its new file."""
+
+    name: str
+    before: str
+    after: str
+    """Empty if none is recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherChange:
+    """A wheel whose publisher in the previous lock is not that of its new file. `after` is empty for none."""
+
+    name: str
+    before: str
+    after: str
+
+    def as_json(self) -> PublisherChangeRow:
+        return PublisherChangeRow(name=self.name, before=self.before, after=self.after)
+
+    @property
+    def now(self) -> str:
+        return f"and is now {self.after}" if self.after else "and none is recorded now"
+
+    def __str__(self) -> str:
+        return f"the publisher of {self.name} was {self.before}, {self.now}"
+
+
+def publisher_changes(before: Lock | None, after: Lock) -> tuple[PublisherChange, ...]:
+    """Return the changed and lost publishers of wheels that are in both locks, by name."""
+    publishers, names = dict(after.publishers), {wheel.name for wheel in after.wheels}
+    return tuple(
+        PublisherChange(name=name, before=publisher, after=publishers.get(name, ""))
+        for name, publisher in (before.publishers if before else ())
+        if name in names and publishers.get(name) != publisher
+    )
 
 
 def lock_moves(before: Lock | None, after: Lock) -> tuple[VersionChange, ...]:
     """Return the changes in an environment, by name. A conda package and a wheel with one name are two."""
-    return _moves(_packages(before), _packages(after))
+    publishers = {change.name: change for change in publisher_changes(before, after)}
+    moves = _moves(_packages(before), _packages(after))
+    return tuple(replace(move, publisher=publishers.get(move.name)) for move in moves)
 
 
 def base_moves(before: BaseLock | None, after: BaseLock) -> tuple[VersionChange, ...]:

@@ -84,7 +84,7 @@ def _read_pair(path: Path, wheels_path: Path) -> Lock:
         hint = f"restore both files from one commit, or run imagefactory lock {lock.target}"
         raise LockError("lock-files-mismatch", problem, hint=hint)
     on_top = requirements.parse_lock(wheels, str(wheels_path))
-    return replace(lock, wheels=on_top.wheels, origins=on_top.origins)
+    return replace(lock, wheels=on_top.wheels, origins=on_top.origins, publishers=on_top.publishers)
 
 
 def read_remains(directory: Path, target: Target) -> Lock | None:
@@ -97,10 +97,11 @@ def read_remains(directory: Path, target: Target) -> Lock | None:
         return None
     try:
         lock = conda_file.parse_conda_lock(requirements.read_text(path), str(path))
-        wheels = requirements.read_lock(wheels_path).wheels if wheels_path.exists() else ()
+        on_top = requirements.read_lock(wheels_path) if wheels_path.exists() else None
     except LockError:
         return None
-    return replace(lock, wheels=wheels, content_hash=NOBODYS)
+    wheels, publishers = (on_top.wheels, on_top.publishers) if on_top else ((), ())
+    return replace(lock, wheels=wheels, publishers=publishers, content_hash=NOBODYS)
 
 
 def write_lock(directory: Path, lock: Lock) -> None:
@@ -163,8 +164,12 @@ def format_lock_files(lock: Lock) -> dict[str, str]:
 
 
 def lock_digest(lock: Lock) -> str:
-    """Return `sha256:...` of a lock's files in order, as in image labels."""
-    return "sha256:" + hashlib.sha256("".join(format_lock_files(lock).values()).encode()).hexdigest()
+    """Return `sha256:...` of a lock's files in order, as in image labels.
+
+    Publishers are omitted: they change nothing in the image, so its digest must not depend on them.
+    """
+    texts = format_lock_files(replace(lock, publishers=())).values()
+    return "sha256:" + hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def check_facts(lock: Lock, target: Target) -> None:

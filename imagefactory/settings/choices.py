@@ -57,6 +57,8 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 PYXIS = "pyxis"
 CONTAINERS = ("apptainer", PYXIS)
 """The programs by which Slurm jobs start images, the default first."""
+PUBLISHERS = ("record", "strict", "off")
+"""What `lock` does with the publishers of wheels, the default first."""
 HTCONDOR = "htcondor"
 """The scheduler of sweep files that name none."""
 POOLS = {

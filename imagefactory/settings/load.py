@@ -17,7 +17,16 @@ from imagefactory.errors import UsageError, os_reason
 from imagefactory.logs import LOG_VARIABLE
 from imagefactory.oci.store import Mirrors, split_place, split_tagged
 from imagefactory.recipes.values import RULES, channel_address
-from imagefactory.settings.choices import CONTAINERS, ENGINES, RUNNERS, SITES, SOLVERS, SettingValue, listed
+from imagefactory.settings.choices import (
+    CONTAINERS,
+    ENGINES,
+    PUBLISHERS,
+    RUNNERS,
+    SITES,
+    SOLVERS,
+    SettingValue,
+    listed,
+)
 from imagefactory.settings.files import (
     FILE_NAME,
     UntrustedProjectError,
@@ -81,6 +90,7 @@ def _check_choices(values: Mapping[str, SettingValue]) -> None:
         "runner": ("", *RUNNERS),
         "site": SITES,
         "container": CONTAINERS,
+        "publishers": PUBLISHERS,
     }
     for name, known in choices.items():
         if values[name].value not in known:
@@ -276,6 +286,7 @@ class Settings:
     sources: SettingValue
     solver: SettingValue
     cooldown: SettingValue
+    publishers: SettingValue
     codec: SettingValue
     workers: SettingValue
     signing_key: SettingValue
@@ -414,6 +425,7 @@ def load_settings(
         "cache": str(Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "imagefactory"),
         "engine": next(iter(ENGINES)),
         "solver": SOLVERS[0],
+        "publishers": PUBLISHERS[0],
         "codec": "zstd",
         "workers": "0",
         "site": SITES[0],

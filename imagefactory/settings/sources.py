@@ -27,6 +27,7 @@ REASONS = {
     "sources": "it decides which files count as packages of Debian",
     "solver": "a program to run",
     "cooldown": "it decides which releases are accepted",
+    "publishers": "it decides which releases are accepted",
     "codec": "",
     "workers": "it decides how much of this machine is used",
     "signing-key": "a private key",
@@ -150,6 +151,11 @@ MEANINGS = {
         "none",
         "the least age of a release that `lock` takes from an index or a channel: `7 days`, `12 hours`, "
         "`7 days except numpy, torch`",
+    ),
+    "publishers": (
+        "`record`",
+        "`lock` verifies and records who published each wheel, if the index [attests](../update-packages.md"
+        "#know-who-published-a-wheel) it: or `strict`, which stops at a changed or lost publisher, or `off`",
     ),
     "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
     "workers": ("`0`", "what works at once; 0 is one per core"),

@@ -55,11 +55,12 @@ from imagefactory.oci.store import DIGEST
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.trust.audit import append_lines
-from imagefactory.trust.envelope import LARGEST, format_bundle, parse_bundle, predicate_type
+from imagefactory.trust.envelope import LARGEST, format_bundle, parse_bundle, parse_envelope, predicate_type
 from imagefactory.trust.verdict import VERDICT
 from imagefactory.verify.report import VerifiedImage
 
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+CERTIFICATE_FAULT = "no key signed it, only a certificate, which imagefactory does not check"
 _PREDICATE = "dev.sigstore.bundle.predicateType"
 
 MOST = 2000  # statements about one image
@@ -102,7 +103,8 @@ class SignedStatement:
 class AttachedStatement:
     """A statement in a store.
 
-    `digest` is the digest of its artifact. If `envelope` is empty, `fault` is the reason.
+    `digest` is the digest of its artifact. `fault` is the reason if `envelope` is empty, or unsigned because
+    it is from a bundle with a certificate.
     """
 
     digest: str
@@ -383,6 +385,8 @@ def _read_statement(repository: StoreRepository, digest: str, kind: str) -> Atta
     if bundle:
         try:
             data = parse_bundle(data, "a bundle")
+            if not parse_envelope(data, "a bundle").signature:
+                return AttachedStatement(digest=digest, kind=kind, envelope=data, fault=CERTIFICATE_FAULT)
             subject = parse_descriptor(value["subject"])
         except (*MALFORMED, StatementError) as error:
             return AttachedStatement(digest=digest, kind=kind, envelope=b"", fault=str(error))

@@ -136,34 +136,40 @@ def format_bundle(envelope: bytes) -> bytes:
     """
     value = json.loads(envelope)
     (signature,) = value["signatures"]
+    # go-securesystemslib, and so cosign, skips a signature whose key ID is not the one that it computes.
+    keyid = signature.pop("keyid")
     return format_json(
         {
             "mediaType": BUNDLE_TYPE,
-            "verificationMaterial": {"publicKey": {"hint": signature["keyid"]}, "tlogEntries": []},
+            "verificationMaterial": {"publicKey": {"hint": keyid}, "tlogEntries": []},
             "dsseEnvelope": value,
         }
     )
 
 
 def parse_bundle(data: bytes, location: str) -> bytes:
-    """Return the envelope in a Sigstore bundle with one signature by a key, in canonical form.
+    """Return the envelope in a Sigstore bundle with one signature, in canonical form.
 
-    The bundle may have any spelling of JSON. Raises StatementError for other bundles.
+    The bundle may have any spelling of JSON. If it has a certificate, the envelope is unsigned, because only
+    keys are trusted. Raises StatementError for other bundles.
     """
     try:
         value = json.loads(data)
-        envelope = value["dsseEnvelope"]
+        envelope, material = value["dsseEnvelope"], value["verificationMaterial"]
         (signature,) = envelope["signatures"]
-        hint = value["verificationMaterial"]["publicKey"].get("hint", "")
+        signatures = []
+        if "certificate" not in material:
+            keyid = signature.get("keyid") or material["publicKey"].get("hint", "")
+            signatures = [{"keyid": str(keyid), "sig": str(signature["sig"])}]
         return format_json(
             {
                 "payload": str(envelope["payload"]),
                 "payloadType": str(envelope["payloadType"]),
-                "signatures": [{"keyid": str(signature.get("keyid") or hint), "sig": str(signature["sig"])}],
+                "signatures": signatures,
             }
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = f"it is not a Sigstore bundle with a key: {printable_value(str(error))}"
+        problem = f"it is not a Sigstore bundle of a statement: {printable_value(str(error))}"
         raise invalid_value_error(location, problem) from error
 
 

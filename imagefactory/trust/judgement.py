@@ -428,7 +428,8 @@ def find_verdicts(
     """Return all verdicts on an image in `repository`, with its revocations and those in `also` applied.
 
     Verdicts are attached to the manifest of a platform. A verdict about the same content in another packaging
-    can be revoked only at the other manifest. Raises RegistryError or StoreError.
+    can be revoked only at the other manifest. A bundle with a certificate is a result only if no key signed
+    the same verdict. Raises RegistryError or StoreError.
     """
     verdicts = read_verdicts(repository, subject.manifest)
     envelopes = _envelopes(verdicts)
@@ -451,8 +452,11 @@ def find_verdicts(
     judged = verify_verdicts(
         envelopes, subject, replace(policy, revocations=policy.revocations + revoked.heeded)
     )
+    signed = {judgement.name for judgement in judged if judgement.digest not in faults}
     explained = tuple(
-        replace(judgement, why=faults.get(judgement.digest, judgement.why)) for judgement in judged
+        replace(judgement, why=faults.get(judgement.digest, judgement.why))
+        for judgement in judged
+        if judgement.digest not in faults or judgement.name not in signed
     )
     return VerdictSet(
         place=str(repository),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import can_emulate, parse_capability
 from imagefactory.lock import OutdatedPackage
+from imagefactory.lock.changes import publisher_changes
 from imagefactory.lock.files import UnsolvableTarget
 from imagefactory.model import CheckState, Lock, LockedCondaPackage, LockedPackage, Report, Target
 from imagefactory.oci.manifests import Image
@@ -319,6 +320,8 @@ def _lock_fields(target: Target, now: TargetState) -> list[tuple[str, str]]:
         fields.append(("releases until", str(lock.cutoff)))
     if lock.note:
         fields.append(("note", lock.note))
+    if lock.publishers:
+        fields.append(("publishers", f"of {len(lock.publishers)} wheels; --json lists them"))
     brought = [
         f"{package.name} {package.version}"
         for package in lock.packages
@@ -334,13 +337,15 @@ _MAX_EXCLUDED = 10
 
 
 def format_relock(relock: LockResult) -> str:
-    """Return the changes of a lock, one package on each line, and the outdated packages.
+    """Return the changes of a lock, one package on each line, its publishers and the outdated packages.
 
     Of releases that the cutoff excluded, only the first are listed.
     """
     excluded = [row for row in relock.behind if row.uploaded]
     rows = [*(row for row in relock.behind if not row.uploaded), *excluded[:_MAX_EXCLUDED]]
-    lines = [_moves(relock), *(f"  ! {row}" for row in rows)]
+    publishers = publisher_changes(relock.before, relock.after)
+    lines = [_moves(relock), *(f"  ! {change}" for change in publishers)]
+    lines += [f"  ! {row}" for row in rows]
     if more := len(excluded) - _MAX_EXCLUDED:
         lines += [f"  ! and {more} more releases that are too new (--json lists them)"] if more > 0 else []
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from imagefactory.oci.manifests import MALFORMED, parse_config
 from imagefactory.schedulers.underway import FORM, StoreClaims, claim_of, open_claims, sign_claims
 from imagefactory.trust.approval import ApprovalSubject, sign_approval, verify_approvals
 from imagefactory.trust.attached import parse_row
-from imagefactory.trust.envelope import parse_envelope, sign_envelope
+from imagefactory.trust.envelope import format_bundle, parse_bundle, parse_envelope, sign_envelope
 from imagefactory.trust.judgement import parse_revocation, verify_verdict
 from imagefactory.trust.keys import parse_public
 from imagefactory.trust.verdict import VerdictStatus, parse_verdict, sign
@@ -41,6 +41,17 @@ def judged(data: bytes) -> VerdictStatus:
 def test_an_envelope_that_changed_counts_only_where_it_says_the_same(data: bytes) -> None:
     if judged(data) is VerdictStatus.GOOD:
         assert parse_envelope(data, "x").payload == PAYLOAD
+
+
+@given(
+    changed_bytes(format_bundle(ENVELOPE))
+    | changed_text(format_bundle(ENVELOPE).decode()).map(lambda text: text.encode("utf-8", "replace"))
+)
+def test_a_bundle_that_changed_counts_only_where_it_says_the_same(data: bytes) -> None:
+    with suppress(StatementError):
+        envelope = parse_bundle(data, "x")
+        if judged(envelope) is VerdictStatus.GOOD:
+            assert parse_envelope(envelope, "x").payload == PAYLOAD
 
 
 @given(

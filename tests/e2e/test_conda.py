@@ -470,3 +470,23 @@ def test_an_environment_comes_in(lab: Factory, scratch: Path) -> None:
     assert {"tinytorch", "tinytool", "python"} <= rows.keys()
     assert rows["tinytool"]["version"] == "1.0"
     assert "idna==3.7" in (root / "lockfiles" / f"{row['target']}.requirements.txt").read_text()
+
+
+def test_a_pixi_lock_becomes_an_image_of_its_files(
+    lab: Factory, built: dict[str, Any], scratch: Path
+) -> None:
+    """The image has the layers of the image whose lock pixi's was written from: the same files."""
+    root = make_root(scratch / "conda-pixi")
+    here = replace(lab, root=root)
+    pixi = root / "pixi.lock"
+    pixi.write_text(lab.run("lock", TARGET, "--render", "pixi").stdout)
+    options = ("--family", "course", "--framework", "tinytorch", "--frozen")
+    here.run("recipe", "import", str(pixi), *options)
+    (row,) = json.loads(here.run("list", "--json").stdout)["targets"]
+    here.run("lock", row["target"])
+    assert {one["hash"]["sha256"] for one in locked(root, row["target"]).values()} == {
+        one["hash"]["sha256"] for one in locked(lab.root).values()
+    }
+    assert here.run("lock", "--check", row["target"]).returncode == 0
+    digests = {layer["diff_id"] for layer in here.build(row["target"])["image"]["layers"]}
+    assert digests > {layer["diff_id"] for layer in built["image"]["layers"][:-1]}

@@ -218,6 +218,23 @@ def test_what_cannot_be_kept_stops_with_its_line(bringer: Bringer) -> None:
     bringer.ok("lock", "mine")
 
 
+def test_a_line_without_a_name_can_be_skipped_and_another_file_cannot(bringer: Bringer) -> None:
+    options = ("--format", "requirements.txt", "--no-emit-project", "--no-dev", "--frozen")
+    lines = bringer.uv("export", *options)
+    path = bringer.root / "requirements.txt"
+    words = ("recipe", "import", str(path), "--family", "mine", "--frozen", "--partial")
+    path.write_text(f"-e .\n{lines}-r more.txt\n")
+    assert bringer.run(*words)[1]["errors"][0]["code"] == "import-incomplete"
+    (bringer.root / "pylock.toml").write_text(lines)
+    words_of_toml = (*words[:2], str(bringer.root / "pylock.toml"), *words[3:])
+    assert "requirements.txt" in bringer.run(*words_of_toml)[1]["errors"][0]["message"]
+    path.write_text(f"-e .\n{lines}")
+    assert bringer.run(*words[:-1])[1]["errors"][0]["code"] == "import-incomplete"
+    assert len(bringer.ok(*words)["skipped"]) == 1
+    bringer.ok("lock", "mine")
+    assert sorted(bringer.locked()) == ["einops", "nvidia-cuda-runtime-cu12", "torch"]
+
+
 SMALL = """\
 [project]
 name = "trainer"

@@ -36,9 +36,14 @@ class Index:
     rows: dict[str, list[str]] = field(default_factory=dict)  # project -> files
     uploaded: dict[str, str] = field(default_factory=dict)  # file -> its time (PEP 700)
     lies: dict[str, str] = field(default_factory=dict)  # file -> a hash that is not its own
+    provenance: dict[str, bytes | None] | None = (
+        None  # PEP 740: of some files; None is a URL that is not there
+    )
+    broken: set[str] = field(default_factory=set)  # files whose provenance breaks off
     hidden: set[str] = field(default_factory=set)
     yanked: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
+    own_requests: list[str] = field(default_factory=list)  # those of imagefactory itself, not of uv
 
     def add(
         self,
@@ -94,6 +99,9 @@ class Index:
             return self.lies[filename]
         return hashlib.new(self.hashes, (self.folder / filename).read_bytes()).hexdigest()
 
+    def provenance_url(self, filename: str) -> str | None:
+        return f"../../integrity/{filename}" if filename in (self.provenance or {}) else None
+
     def page(self, name: str) -> tuple[str, str]:
         files = [file for file in self.rows[name] if file not in self.hidden]
         if self.json:
@@ -105,6 +113,7 @@ class Index:
                     "yanked": file in self.yanked,
                     "core-metadata": self.core_metadata,
                     **({"upload-time": self.uploaded[file], "size": 1} if file in self.uploaded else {}),
+                    **({} if self.provenance is None else {"provenance": self.provenance_url(file)}),
                 }
                 for file in files
             ]
@@ -115,7 +124,8 @@ class Index:
         anchors = "".join(
             f'<a href="../../files/{file}{f"#{self.hashes}={self.hash(file)}" if self.hashes else ""}"'
             f"{' data-yanked=bad' if file in self.yanked else ''}"
-            f"{' data-core-metadata=true' if self.core_metadata else ''}>{file}</a>\n"
+            f"{' data-core-metadata=true' if self.core_metadata else ''}"
+            f"{f' data-provenance={url}' if (url := self.provenance_url(file)) else ''}>{file}</a>\n"
             for file in files
         )
         return "text/html", f"<!DOCTYPE html><html><body>\n{anchors}</body></html>"
@@ -134,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         index = self.index
         index.requests.append(f"{self.command} {self.path}")
+        if self.headers.get("User-Agent") == "imagefactory":
+            index.own_requests.append(index.requests[-1])
         sent = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
         place, _, rest = unquote(self.path).lstrip("/").partition("/")
         status, kind, body = 404, "text/plain", b""
@@ -144,6 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, body = 200, text.encode()
         elif index.core_metadata and rest.endswith(".whl.metadata"):
             status, body = 200, index.metadata(rest.removesuffix(".metadata"))
+        elif place == "integrity" and (data := (index.provenance or {}).get(rest)):
+            status, kind, body = 200, "application/vnd.pypi.integrity.v1+json", data
         elif place == "files" and (index.folder / rest).is_file():
             status, kind, body = 200, "application/zip", (index.folder / rest).read_bytes()
         self.send_response(status)
@@ -151,10 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", 'Basic realm="test"')
         self.send_header("Content-Type", kind)
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + (rest in index.broken)))
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
+        self.close_connection = rest in index.broken
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 KEEPER = Path(__file__).with_name("keeper.py")
 ENGINES = Path(__file__).parents[2] / ".engines"
-OWN = ("docker/usr/sbin", "docker/usr/bin", "apptainer/usr/bin")
+OWN = ("docker/usr/sbin", "docker/usr/bin", "apptainer/usr/bin", "cosign/usr/bin")
 LIMIT = 300.0
 """Seconds that a service may take to answer, on a loaded machine."""
 

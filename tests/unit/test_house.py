@@ -20,7 +20,7 @@ ENTRIES = 35
 # What the light install alone does not bring.
 EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "installer", "isal", "jinja2"} | {
     *("cyclonedx", "license_expression", "packageurl", "spdx_tools"),
-    *("rattler", "rich", "spython", "tomlkit", "uv", "zstandard"),
+    *("pypi_attestations", "rattler", "rich", "sigstore", "spython", "tomlkit", "uv", "zstandard"),
 }
 # What it brings, and what quick commands do not wait for: a tenth of a second each.
 SLOW = {"http", "requests", "securesystemslib", "tenacity", "urllib3"}

@@ -130,7 +130,7 @@ def import_recipe(
     from imagefactory.extras.importers.new import IndexSolver, RecipeRequest, plan_recipe
     from imagefactory.recipes.edit import check_name
 
-    family = family or re.sub(r"[^a-z0-9]+", "-", file.absolute().parent.name.lower()).strip("-")
+    family = family or _default_family(file.absolute().parent.name)
     path = new_recipe_path(call, family, "recipe import", dry_run=dry_run)
     framework, _, version = package.partition("=")
     for option, text in (("--framework", framework), ("--cuda", cuda), ("--source", source)):
@@ -200,6 +200,19 @@ def import_recipe(
                     print_json(value | {"errors": failures.as_json()})
             return None
     return print_next_command("lock", family, *(("--build",) if plan.without_wheel else ()))
+
+
+def _default_family(directory: str) -> str:
+    """Return a family's name from that of the project's directory. Raises UsageError if it has no letter."""
+    words = re.sub(r"[^a-z0-9]+", "-", directory.lower()).lstrip("-0123456789")
+    family = words[:40].rstrip("-")
+    if not family:
+        raise UsageError(
+            "option-invalid",
+            f"no name for the recipe follows from the directory {directory[:80]!a}",
+            hint="choose one: --family NAME",
+        )
+    return family
 
 
 def _import_frozen(

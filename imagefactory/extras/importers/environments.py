@@ -264,6 +264,10 @@ def _parse_packages(text: str, file: str, reading: ReadOptions) -> EnvironmentSp
     start = first_place(file)
     toml = file.endswith(".toml") or re.search(r"^\[\[package\]\]\s*$", text, re.MULTILINE)
     if toml and not file.endswith((".txt", ".in", ".pip", ".yml", ".yaml")):
+        if re.search(r"^[A-Za-z0-9][A-Za-z0-9._-]*==[^\s=]+ \\$", text, re.MULTILINE):
+            # older versions of uv write this for `uv export -o pylock.toml`
+            problem = "has the lines of a requirements.txt, and is not TOML"
+            raise recipe_problem(start, "toml-invalid", problem, "rename it to requirements.txt")
         return _toml(parse_toml(text, file, LIMITS), file, reading)
     if EXPLICIT.search(text) or file.endswith((".txt", ".in", ".pip")):
         _check_no_selection(file, reading)

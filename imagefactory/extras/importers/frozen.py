@@ -75,6 +75,7 @@ FORMATS = {
 }
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ON_TOP = "pass --partial, and add it in a family `on` this target"
+_OWN_CODE = "this-project"  # in `skip`: a line `-e .`, which has no name
 _AGAIN = "lock it again with an index that publishes sha256, or pass --partial to skip it"
 
 
@@ -402,14 +403,16 @@ def _requirement(row: LockedRow, *, python: str) -> _Read:
     if match := re.match(r"(-r|--requirement|-c|--constraint)[= ]?\s*(\S+)", plain):
         do = f"write the lines of {show(match[2])[1:-1]} here, with their hashes"
         return FrozenProblem(name="", where=row.where, message=f"{show(plain)} is another file", do=do)
-    if re.match(r"(-e|--editable)\b", plain):
-        return _elsewhere(row, plain.split()[-1], "path", plain)
+    if match := re.match(r"(?:-e|--editable)[= ]\s*(\S+)", plain):
+        plain = match[1]
+        if plain == ".":
+            return _own_code(row, _OWN_CODE)
     if plain.startswith("-"):
         return None  # an index or another option: files are chosen by their hashes
     try:
         requirement = Requirement(plain)
     except InvalidRequirement:
-        return _elsewhere(row, plain.split()[0], "git" if "git+" in plain else "path", plain)
+        return _elsewhere(row, _address_name(plain), "git" if "git+" in plain else "path", plain)
     if requirement.marker and python and not marker_matches(Marker(str(requirement.marker)), python):
         return None
     if requirement.url:
@@ -424,6 +427,17 @@ def _requirement(row: LockedRow, *, python: str) -> _Read:
         return _problem(row, requirement.name, "has no sha256", do)
     wheels = tuple(IndexWheel(filename="", url="", sha256=digest, size=None) for digest in hashes)
     return _with_wheels(row, requirement.name, bounds[0].version, wheels)
+
+
+def _address_name(line: str) -> str:
+    """Return a name for a line that is an address or a path. `skip` of a recipe can have it."""
+    address, _, fragment = line.split()[0].partition("#")
+    egg = dict(part.partition("=")[::2] for part in fragment.split("&")).get("egg", "")
+    last = address.rstrip("/").rpartition("/")[2].partition("@")[0].removesuffix(".git")
+    if last.endswith(".whl"):
+        last = last.partition("-")[0]
+    words = re.findall(r"[A-Za-z0-9]+", egg.partition("[")[0] or last.partition("[")[0])
+    return "-".join(words)[:100].strip("-") or _OWN_CODE
 
 
 # --- the files for one Python version and platform ---
@@ -644,7 +658,7 @@ def plan_frozen(project: Project, request: RecipeRequest, *, partial: bool) -> t
     """Return the recipe for a lock whose very files are kept, and the path at which the recipe expects it.
 
     Packages that cannot be kept are in `lost` of the draft, and in `skip` of its text. `partial` accepts
-    that. Raises UsageError, RecipeError.
+    that. Raises UsageError (also if `partial` cannot skip a line), RecipeError.
     """
     root = project.settings.root_path
     directory = root / "recipes"
@@ -682,6 +696,13 @@ def plan_frozen(project: Project, request: RecipeRequest, *, partial: bool) -> t
         if not trials[-1].problems:
             break
     trial = min(trials, key=lambda trial: len(trial.problems))
+    if partial and (nameless := [problem for problem in trial.problems if not problem.name]):
+        raise UsageError(
+            "import-incomplete",
+            f"these lines of {request.file.name} cannot be skipped:"
+            + "".join(f"\n  {problem}" for problem in nameless),
+            hint="make the change in brackets",
+        )
     drafted = _draft(request, spec, trial, source)
     framework = drafted.choice.framework if drafted.choice else ""
     if partial and (problem := next((p for p in trial.problems if p.name == framework), None)):

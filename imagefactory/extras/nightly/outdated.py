@@ -48,7 +48,7 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock import OutdatedPackage
-from imagefactory.lock.changes import VersionChange, base_moves, lock_moves
+from imagefactory.lock.changes import PublisherChangeRow, VersionChange, base_moves, lock_moves
 from imagefactory.lock.conda.explain import cudas_of, offered_to
 from imagefactory.lock.debian.lock import read_base_lock, write_base_lock
 from imagefactory.lock.files import write_lock
@@ -456,7 +456,8 @@ def _rows(news: UnitNews) -> Iterable[tuple[str, str, Sequence[str]]]:
         kind, unit_text = (
             ("base", _count(moves)) if news.unit.base else ("lock", f"{_count(moves)} in {_locks(names)}")
         )
-        yield kind, unit_text, [*map(str, moves[:_MAX_SHOWN]), *more]
+        lines = [line for move in moves[:_MAX_SHOWN] for line in move.lines]
+        yield kind, unit_text, [*lines, *more]
     for excluded in news.excluded:
         yield "cooldown", str(excluded), []
     for verdict in news.expiring:
@@ -551,7 +552,8 @@ def _relocked(news: UnitNews) -> Iterable[str]:
         reason = "A re-solve within the recipe's bounds gives other packages."
     yield from wrap(reason, WIDTH)
     for moves, names in _grouped(news).items():
-        yield from ("", *wrap(f"{', '.join(names)}:", WIDTH), *(f"  {move}" for move in moves))
+        lines = (f"  {line}" for move in moves for line in move.lines)
+        yield from ("", *wrap(f"{', '.join(names)}:", WIDTH), *lines)
         yield from () if moves else ("  the same packages, locked again",)
 
 
@@ -577,6 +579,8 @@ class VersionChangeRow(TypedDict):
     name: str
     before: str
     after: str
+    publisher: PublisherChangeRow | None
+    """The change of a wheel's publisher, null for none."""
 
 
 class OutdatedLockRow(TypedDict):
@@ -625,7 +629,12 @@ def news_json(news: UnitNews, message: str, written: list[str]) -> RecipeNewsRow
             OutdatedLockRow(
                 name=row.name,
                 changes=[
-                    VersionChangeRow(name=move.name, before=move.before, after=move.after)
+                    VersionChangeRow(
+                        name=move.name,
+                        before=move.before,
+                        after=move.after,
+                        publisher=move.publisher.as_json() if move.publisher else None,
+                    )
                     for move in row.moves
                 ],
             )

@@ -1,4 +1,4 @@
-"""The commands `image sbom` and `image audit`."""
+"""The commands `image sbom`, `image audit` and `image attest`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from imagefactory.cli.output import (
     print_json,
     print_json_document,
     print_result,
+    registry_option,
     reject_conflict,
     terminal_width,
 )
 from imagefactory.errors import EXIT_AUDIT, UsageError
-from imagefactory.views.text import format_table
+from imagefactory.views.text import format_fields, format_table
 
 if TYPE_CHECKING:
+    from imagefactory.extras.sbom.attest import IdentityResult
     from imagefactory.extras.sbom.bill import BillOfMaterials, ComponentLicense, LicenseCheck
     from imagefactory.extras.sbom.osv import Vulnerability, VulnerabilityCheck
 
@@ -323,3 +325,89 @@ def _check_useful_options(
             "no OSV records",
             hint="add --osv all.zip (an export of an ecosystem), a directory or a file",
         )
+
+
+class IdentityBundleRow(TypedDict):
+    predicate_type: str
+    subject: str
+    """The digest of the manifest that it is about."""
+    artifact: str
+    """The digest of the bundle's artifact."""
+    attached: bool
+    """False if the registry had it already."""
+
+
+class ImageAttestDocument(TypedDict):
+    """The bundles of an image that the identity of a CI job signed."""
+
+    format: Literal["imagefactory.image-attest/1"]
+    place: str
+    digest: str
+    identity: str
+    issuer: str
+    bundles: list[IdentityBundleRow]
+
+
+def format_attest(result: IdentityResult) -> str:
+    rows = [
+        ("attached" if row.attached else "unchanged", f"{row.predicate} of {row.subject}")
+        for row in result.bundles
+    ]
+    return format_fields([("identity", result.identity), ("issuer", result.issuer), *rows])
+
+
+@click.command(cls=Command)
+@_image_argument
+@registry_option
+@click.option(
+    "--trust-config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Use the Sigstore in this file.  [default: the public one]",
+)
+@json_option
+@click.pass_obj
+def attest(call: CommandContext, name: str, place: str, trust_config: Path | None, as_json: bool) -> None:
+    """Sign verdicts and provenance by a CI job's identity.
+
+    \b
+    imagefactory image attest pytorch-2.3-cu121
+    imagefactory image attest registry.example.org/gpu/pytorch@sha256:...
+
+    In GitHub Actions, with `permissions: id-token: write`. Each passed verdict that counts, its test result
+    and the provenance of `push --sbom` get a Sigstore bundle with a certificate of the workflow. Sigstore's
+    public log then shows the names of repository and workflow forever. imagefactory itself trusts keys only.
+    """
+    from datetime import UTC, datetime
+
+    from imagefactory.actions.transfer import target_reference
+    from imagefactory.actions.verdicts import place_of
+    from imagefactory.extras.sbom.attest import attest_by_identity
+    from imagefactory.oci.store import parse_reference
+
+    project = call.factory
+    reject_conflict("/" in name and place, f"'{name}' already has a registry", "remove --registry")
+    image = parse_reference(name) if "/" in name else target_reference(project, name, place)[1]
+    result = attest_by_identity(
+        project, place_of(project, image), image.tag_or_digest, trust_config, datetime.now(UTC), call.progress
+    )
+    if not as_json:
+        return print_result(format_attest(result))
+    return print_json(
+        ImageAttestDocument(
+            format="imagefactory.image-attest/1",
+            place=result.place,
+            digest=result.digest,
+            identity=result.identity,
+            issuer=result.issuer,
+            bundles=[
+                IdentityBundleRow(
+                    predicate_type=row.predicate,
+                    subject=row.subject,
+                    artifact=row.artifact,
+                    attached=row.attached,
+                )
+                for row in result.bundles
+            ],
+        )
+    )

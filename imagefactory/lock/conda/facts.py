@@ -83,7 +83,7 @@ def check_facts(lock: Lock, target: Target) -> None:
             f"{target.name}: the lock does not have the framework '{target.framework}'",
             hint=f"run imagefactory lock {target.name}",
         )
-    if not _agrees(target.version, framework.version):
+    if not _agrees(target.version, f"{framework.version}.0.0"):  # 1.0 is 1.0.0 too
         raise LockError(
             "framework-version-mismatch",
             f"{target.name}: {_label(framework)} was locked, the recipe asks for {target.version}",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from imagefactory.errors import LockError, UnsolvableError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.knowledge import pypi_names
 from imagefactory.http import HttpError, HttpSession, redact
-from imagefactory.lock import LockRequest, OutdatedPackage, requirements_of
+from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport, requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import CudaBuild, cuda_builds, explain, find_behind_channels
 from imagefactory.lock.conda.solver import (
@@ -305,7 +305,7 @@ class CondaLocker:
     def __init__(self, channels: ChannelAccess, cache: Path, pip: Callable[[], UvLocker]) -> None:
         self._channels = channels
         self._cache = cache
-        self._pip = pip
+        self._pip = lru_cache(pip)  # it reads each page of the index once
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         """Solve the lock of a target. Packages of the previous lock stay if possible.
@@ -437,6 +437,10 @@ class CondaLocker:
         times = {record.file_name: released_at(record) for record in records.values()}
         uploads = {name: time for name, time in times.items() if time}
         return uploads | (self._pip().uploads(wheels, lock, target) if wheels else {})
+
+    def publishers(self, wheels: Sequence[LockedWheel], lock: Lock, progress: Progress) -> PublisherReport:
+        """Return the publishers of wheels of `lock`, where their index attests them. Raises LockError."""
+        return self._pip().publishers(wheels, replace(lock, conda=()), progress)
 
     @cached_property
     def _gateway(self) -> Gateway:

@@ -100,7 +100,7 @@ def check_facts(lock: Lock, target: Target) -> None:
             hint=f"run imagefactory lock {target.name}",
         )
     came = f"{framework.name} {framework.version}"
-    if not _agrees(target.version, framework.version):
+    if not _agrees(target.version, f"{Version(framework.version).base_version}.0.0"):  # 2.3 is 2.3.0 too
         raise LockError(
             "framework-version-mismatch",
             f"{target.name}: {came} was locked, the recipe asks for {target.version}",

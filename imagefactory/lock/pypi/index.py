@@ -12,20 +12,34 @@ import configparser
 import hashlib
 import html.parser
 import json
+import logging
 import re
+import shlex
 import ssl
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 import certifi
 
-from imagefactory.errors import LockError, UsageError, os_problem
+from imagefactory.errors import (
+    ImagefactoryError,
+    LockError,
+    ToolError,
+    UsageError,
+    extra_hint,
+    os_problem,
+    printable,
+)
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import (
+    HttpError,
     HttpSession,
     Login,
     RejectedError,
@@ -36,7 +50,10 @@ from imagefactory.http import (
     sends_openly,
     without_login,
 )
-from imagefactory.model import Lock
+from imagefactory.lock import PublisherReport
+from imagefactory.lock.pypi.requirements import PUBLISHERS
+from imagefactory.model import Lock, LockedWheel
+from imagefactory.progress import Progress
 from imagefactory.settings.choices import SettingValue
 
 # Variables of the caller for uv: where its files are, which index, which certificates,
@@ -287,7 +304,8 @@ class IndexFile:
     """A file on a project's page. Values that the index lacks are empty.
 
     `python` are its supported Python versions (`>=3.9`). `uploaded` is a time
-    (`2026-11-23T10:11:12.123456Z`), only with PEP 700.
+    (`2026-11-23T10:11:12.123456Z`), only with PEP 700. `provenance` is the address of its attestations, None
+    if the index does not say whether there are some (PEP 740).
     """
 
     filename: str
@@ -296,6 +314,7 @@ class IndexFile:
     yanked: bool = False
     python: str = ""
     uploaded: str = ""
+    provenance: str | None = None
 
 
 def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
@@ -360,11 +379,18 @@ def _parse_json(text: str, address: str) -> tuple[IndexFile, ...]:
                 yanked=row.get("yanked", False) is not False,
                 python=str(row.get("requires-python") or ""),
                 uploaded=str(row.get("upload-time") or ""),
+                provenance=_provenance(row, address),
             )
             for row in json.loads(text)["files"]
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RejectedError(f"{redact(address)} is not a project's page (PEP 691): {error!r}") from error
+
+
+def _provenance(row: Mapping[str, object], address: str) -> str | None:
+    if "provenance" not in row:
+        return None
+    return urljoin(address, str(row["provenance"])) if row["provenance"] else ""
 
 
 def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
@@ -376,6 +402,7 @@ def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
         digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
         name = unquote(urlsplit(url).path.rpartition("/")[2])
         python = attributes.get("data-requires-python") or ""
+        provenance = attributes.get("data-provenance")
         files.append(
             IndexFile(
                 filename=name,
@@ -383,6 +410,7 @@ def _parse_html(text: str, address: str) -> tuple[IndexFile, ...]:
                 sha256=digest.lower(),
                 yanked="data-yanked" in attributes,
                 python=python,
+                provenance=urljoin(address, provenance) if provenance else None,
             )
         )
     return tuple(files)
@@ -397,3 +425,94 @@ class _Anchors(html.parser.HTMLParser):
         attributes = dict(attrs)
         if tag == "a" and (target := attributes.get("href")):
             self.targets.append((target, attributes))
+
+
+# --- publishers: an index may serve attestations of a file, which Sigstore's keys verify (PEP 740)
+
+_MOST_PROVENANCE = 1 << 20  # bytes; one attestation has about 10,000
+_INTEGRITY = "application/vnd.pypi.integrity.v1+json, application/json;q=0.5"
+_IDENTITY = ("kind", "repository", "workflow", "workflow_filepath", "email", "project_id")
+
+
+def read_publishers(
+    index: PackageIndex, provenances: Mapping[LockedWheel, str], progress: Progress
+) -> PublisherReport:
+    """Read and verify the attestations of wheels, by the addresses of their provenance objects.
+
+    Raises LockError for an attestation that is invalid, or is not of this file and publisher.
+    """
+    if find_spec("pypi_attestations") is None:
+        problem: ImagefactoryError | None = ToolError(
+            "extra-not-installed",
+            "the publishers of wheels are not checked: pypi-attestations is not installed",
+            hint=f'{extra_hint("sigstore")}, or set publishers = "off" in imagefactory.toml',
+        )
+        return PublisherReport(known={}, attests=True, problem=problem)
+
+    def read(url: str) -> bytes | HttpError:
+        try:
+            if sends_openly(url, (index.url, *(address for _, address in index.named))):
+                raise RejectedError(f"{redact(url)} is not an https address")
+            return web.request(
+                url,
+                lambda response: read_some(response.raw, _MOST_PROVENANCE),
+                headers={"Accept": _INTEGRITY},
+            )
+        except HttpError as error:
+            return error
+        finally:
+            task.advance(1)
+
+    known, problem = dict[str, str](), None
+    with (
+        HttpSession(index) as web,
+        progress.task("publishers", total=len(provenances), unit="packages") as task,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        for wheel, data in zip(provenances, pool.map(read, provenances.values()), strict=True):
+            if isinstance(data, bytes):
+                known[wheel.name] = verify_provenance(data, wheel)
+            elif data.status not in (404, 410):
+                problem = LockError(
+                    "index-read-failed",
+                    f"the publisher of {wheel.filename} is not known: {redact(str(data))}",
+                    hint="run the same command again later",
+                )
+    return PublisherReport(known=known, attests=True, problem=problem)
+
+
+def verify_provenance(data: bytes, wheel: LockedWheel) -> str:
+    """Return the publishers in a provenance object of a wheel, after all of its attestations were verified.
+
+    The trust root is the library's on this machine, and nothing is fetched. Raises LockError.
+    """
+    from pypi_attestations import Distribution, Provenance
+
+    # It would warn that the trust root is not updated, each time.
+    logging.getLogger("sigstore").setLevel(logging.ERROR)
+    publishers = set()
+    try:
+        file = Distribution(name=wheel.filename, digest=wheel.sha256)
+        for bundle in Provenance.model_validate_json(data).attestation_bundles:
+            for attestation in bundle.attestations:
+                attestation.verify(bundle.publisher, file, offline=True)
+                publishers.add(_publisher_text(bundle.publisher.model_dump()))
+        text = ", ".join(sorted(publishers))
+        if not re.fullmatch(PUBLISHERS, text):
+            raise ValueError("it has no publisher that a lock can name")
+    except Exception as error:  # the library raises many types for malformed input
+        update = f"{shlex.quote(sys.executable)} -m sigstore plumbing update-trust-root"
+        reason = " ".join(printable(str(error)).split())[:400]
+        raise LockError(
+            "publisher-invalid",
+            f"the attestation of {wheel.filename} is invalid: {reason}",
+            hint=f"use another version of {wheel.name}; if this machine's Sigstore keys may be outdated, run "
+            f"{update}, and install the newest pypi-attestations",
+        ) from error
+    return text
+
+
+def _publisher_text(publisher: Mapping[str, object]) -> str:
+    """Return the fields of a publisher that its certificate has. Its environment is not one."""
+    fields = (publisher[name] for name in (*_IDENTITY, "pipeline_definition_id") if name in publisher)
+    return " ".join(quote(str(value), safe="/@:+") for value in fields)

@@ -1,7 +1,8 @@
 """The file of a lock of wheels.
 
 It is a requirements file without addresses, so pip and uv install it without imagefactory. A wheel from
-another index has that index's name, `# wheel: FILE BYTES from NAME`, and a wheel of the project its path.
+another index has that index's name, `# wheel: FILE BYTES from NAME`, and a wheel of the project its path. A
+wheel whose publisher the index attests ends with it: `by GitHub numpy/numpy release.yml`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,13 @@ _HEADER = (  # in the file's order; each value must fully match
     ("to make it anew:", r"imagefactory lock [a-z0-9]+(?:[._-][a-z0-9]+)*"),
 )
 _CUTOFF = "# exclude-newer: "
-_WHEEL = re.compile(r"# wheel: ([A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl) ([1-9][0-9]{0,14})(?: from (\S+))?")
+_PUBLISHER = r"[A-Za-z]{1,20}(?: [A-Za-z0-9._/@+:%-]{1,300}){1,2}"
+PUBLISHERS = rf"{_PUBLISHER}(?:, {_PUBLISHER}){{0,3}}"
+"""The text of a file's publishers in a lock."""
+_WHEEL = re.compile(
+    r"# wheel: ([A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl) ([1-9][0-9]{0,14})(?: from (\S+))?"
+    rf"(?: by ({PUBLISHERS}))?"
+)
 _PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([A-Za-z0-9.+!_-]{1,100}) --hash=sha256:([0-9a-f]{64})")
 
 
@@ -84,10 +91,11 @@ def format_lock(lock: Lock) -> str:
     )
     lines = [f"# {key} {value}" for (key, _), value in zip(_HEADER, values, strict=True)]
     lines += [f"{_CUTOFF}{lock.cutoff}"] if lock.cutoff else []
-    origins = dict(lock.origins)
+    origins, publishers = dict(lock.origins), dict(lock.publishers)
     for wheel in lock.wheels:
         origin = f" from {origins[wheel.name]}" if wheel.name in origins else ""
-        lines.append(f"# wheel: {wheel.filename} {wheel.size}{origin}")
+        publisher = f" by {publishers[wheel.name]}" if wheel.name in publishers else ""
+        lines.append(f"# wheel: {wheel.filename} {wheel.size}{origin}{publisher}")
         lines.append(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}")
     return "\n".join(lines) + "\n"
 
@@ -134,8 +142,9 @@ def parse_lock(text: str, file: str) -> Lock:
         first += 1
     wheels: list[LockedWheel] = []
     origins: list[tuple[str, str]] = []
+    publishers: list[tuple[str, str]] = []
     for index in range(first, len(lines) - 1, 2):
-        wheel, origin = _parse_wheel(lines[index : index + 2], index, fault)
+        wheel, origin, publisher = _parse_wheel(lines[index : index + 2], index, fault)
         if fits_not := misfit(wheel, python, platform):
             raise fault(index, fits_not)
         if wheels and wheel.name == wheels[-1].name:
@@ -145,6 +154,8 @@ def parse_lock(text: str, file: str) -> Lock:
         wheels.append(wheel)
         if origin:
             origins.append((wheel.name, origin))
+        if publisher:
+            publishers.append((wheel.name, publisher))
     if len(wheels) != int(count):
         raise fault(len(lines) - 1, f"expected {count} packages, found {len(wheels)}")
     return Lock(
@@ -156,6 +167,7 @@ def parse_lock(text: str, file: str) -> Lock:
         wheels=tuple(wheels),
         origins=tuple(origins),
         cutoff=cutoff,
+        publishers=tuple(publishers),
     )
 
 
@@ -190,7 +202,7 @@ def _quote(line: str) -> str:
     return repr(line if len(line) <= 80 else line[:77] + "...") if line else "nothing"
 
 
-def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, str]:
+def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, str, str]:
     described, pin = pair[0], pair[1] if len(pair) > 1 else ""
     first = _WHEEL.fullmatch(described)
     if not first:
@@ -213,7 +225,7 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
         sha256=second[3],
         size=int(first[2]),
     )
-    return wheel, origin
+    return wheel, origin, first[4] or ""
 
 
 def misfit(wheel: LockedWheel, python: str, platform: str) -> str:

@@ -32,7 +32,7 @@ from imagefactory.errors import (
 )
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.http import HttpError, HttpSession, redact
-from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport
 from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreachable_error
 from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
 from imagefactory.lock.pypi.index import (
@@ -41,6 +41,7 @@ from imagefactory.lock.pypi.index import (
     files_before,
     no_upload_time,
     project_files,
+    read_publishers,
     upload_time,
 )
 from imagefactory.lock.pypi.local import local_wheels
@@ -178,6 +179,8 @@ class UvLocker:
         self._version, self._pages_at = "", ""
         self._solved: dict[WheelRequest, PinnedVersions | NoWheelError] = {}
         self._listed: dict[str, frozenset[str]] = {}
+        self._page_of: dict[tuple[LockedWheel, str], str] = {}
+        self._read: dict[str, tuple[IndexFile, ...]] = {}
 
     def require(self) -> str:
         """Return uv's version. Raises ToolError without uv."""
@@ -611,13 +614,43 @@ class UvLocker:
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
         """Return all files on each wheel's project page, none for a project without a page.
 
-        Raises LockError for a page that could not be read.
+        Each page is read once. Raises LockError for a page that could not be read.
         """
         pages = self._pages(wheels, lock)
+        unread = [page for page in dict.fromkeys(pages.values()) if page not in self._read]
         problem = f"{lock.target}: cannot read the page of a project"
         with self._web(problem) as web, ThreadPoolExecutor(8) as pool:
-            files = zip(pages, pool.map(lambda page: project_files(web, page), pages.values()), strict=True)
-            return {wheel: files_before(wheel.name, rows, lock) for wheel, rows in files}
+            files = pool.map(lambda page: project_files(web, page), unread)
+            self._read |= dict(zip(unread, files, strict=True))
+        return {wheel: files_before(wheel.name, self._read[page], lock) for wheel, page in pages.items()}
+
+    def attests(self) -> bool:
+        """Return whether the index has attestations, by the files of pip; True if it does not list pip."""
+        files = self.project("pip", self.empty_lock("pip", "3.11", next(iter(MACHINES))))
+        return not files or any(file.provenance is not None for file in files)
+
+    def publishers(self, wheels: Sequence[LockedWheel], lock: Lock, progress: Progress) -> PublisherReport:
+        """Return the publishers of wheels of `lock`, where their index attests them (PEP 740).
+
+        After `behind` the pages of their projects are not read again. Raises LockError for an invalid
+        attestation.
+        """
+        local = from_files(lock.origins)
+        remote = [wheel for wheel in wheels if wheel.name not in local]
+        try:
+            listed = self.listed(remote, replace(lock, cutoff=None)) if remote else {}
+        except LockError as error:
+            return PublisherReport(known={}, attests=True, problem=error)
+        attested = {
+            wheel: file.provenance
+            for wheel, files in listed.items()
+            for file in files
+            if file.provenance and file.filename == wheel.filename
+        }
+        if attested:
+            return read_publishers(self._index, attested, progress)
+        attests = any(file.provenance is not None for files in listed.values() for file in files)
+        return PublisherReport(known={}, attests=attests or not remote)
 
     def uploads(self, packages: Sequence[LockedPackage], lock: Lock, target: Target) -> dict[str, datetime]:
         """Return the time of upload of each wheel by file name, where the index has it. Raises LockError."""
@@ -694,6 +727,9 @@ class UvLocker:
     def _pages(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, str]:
         """Return each wheel's project page. uv writes the index of each pin in a comment."""
         from_index, local = from_indexes(lock.origins), from_files(lock.origins)
+        keys = {wheel: (wheel, from_index.get(wheel.name, "")) for wheel in wheels}
+        known = {wheel: self._page_of[key] for wheel, key in keys.items() if key in self._page_of}
+        wheels = [wheel for wheel in wheels if wheel not in known]
         indexes = {
             wheel.name: self._index.address(from_index[wheel.name], f"{lock.target}: {wheel.name}")
             for wheel in wheels
@@ -708,7 +744,9 @@ class UvLocker:
             pattern = r"^([A-Za-z0-9._-]+)==\S+.*\n\s*# from (\S+)"
             matches: list[tuple[str, str]] = re.findall(pattern, text, re.MULTILINE)
             indexes |= {canonicalize_name(name): url.rstrip("/") for name, url in matches}
-        return {wheel: f"{indexes[wheel.name]}/{wheel.name}/" for wheel in wheels if wheel.name in indexes}
+        pages = {wheel: f"{indexes[wheel.name]}/{wheel.name}/" for wheel in wheels if wheel.name in indexes}
+        self._page_of |= {keys[wheel]: page for wheel, page in pages.items()}
+        return known | pages
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import yaml
 from imagefactory.actions import lock as stages_lock
 from imagefactory.actions.lock import LockOptions, LockResult, has_wheels, release_cutoff, solve_target
 from imagefactory.errors import LockError, UnsolvableError
-from imagefactory.lock import LockRequest, OutdatedPackage, export
+from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport, export
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda.channels import find_channels
 from imagefactory.lock.conda.own_tool import CondaLockLocker, CondaTool
@@ -512,6 +512,9 @@ class OldLocker:
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         return (self.found,)
+
+    def publishers(self, wheels: object, lock: Lock, progress: Progress) -> PublisherReport:
+        return PublisherReport(known={}, attests=False)
 
 
 class NoSolution:

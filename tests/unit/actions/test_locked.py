@@ -12,6 +12,7 @@ from imagefactory.actions.definition import define_target, write_definition
 from imagefactory.actions.lock import LockOptions, lock_target
 from imagefactory.actions.locked import TO_BUILD, lock_state, require_lock
 from imagefactory.extras.nightly.outdated import _copied
+from imagefactory.lock import PublisherReport
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import read_lock, write_lock
 from imagefactory.model import Lock, Target
@@ -82,6 +83,9 @@ def test_a_changed_file_makes_the_lock_stale_and_is_locked_anew(
 
         def behind(self, *_: object) -> tuple[()]:
             return ()
+
+        def publishers(self, *_: object) -> PublisherReport:
+            return PublisherReport(known={}, attests=False)
 
     monkeypatch.setattr(stages_lock, "target_locker", lambda *_: Solver())
     done = lock_target(factory, target, LockOptions(), QUIET)

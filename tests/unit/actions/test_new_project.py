@@ -14,7 +14,7 @@ import pytest
 from imagefactory import __version__, errors
 from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
-from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock
@@ -247,6 +247,9 @@ class Locker:
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         return ()
+
+    def publishers(self, wheels: object, lock: Lock, progress: Progress) -> PublisherReport:
+        return PublisherReport(known={}, attests=False)
 
 
 Ask = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from imagefactory.errors import LockError
 from imagefactory.extras.nightly.night import last_commit
 from imagefactory.gpu.builds import built_for
-from imagefactory.lock.changes import base_moves, content_hash, lock_moves
+from imagefactory.lock.changes import base_moves, content_hash, lock_moves, publisher_changes
 from imagefactory.lock.conda.facts import cuda_version
 from imagefactory.lock.conda.file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock
 from imagefactory.lock.files import (
@@ -269,9 +269,10 @@ def test_names() -> None:
 
 
 NAMED = replace(MIXED, origins=((MIXED.wheels[0].name, "lab"),))
+PUBLISHED = replace(NAMED, publishers=((MIXED.wheels[0].name, "GitHub a/b c.yml"),))
 
 
-@pytest.mark.parametrize("lock", [LOCK, MIXED, replace(MIXED, note="tried"), NAMED])
+@pytest.mark.parametrize("lock", [LOCK, MIXED, replace(MIXED, note="tried"), NAMED, PUBLISHED])
 def test_what_is_written_is_read(tmp_path: Path, lock: Lock) -> None:
     assert read_lock(tmp_path, TARGET) is None
     write_lock(tmp_path, lock)
@@ -280,7 +281,24 @@ def test_what_is_written_is_read(tmp_path: Path, lock: Lock) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         f"{TARGET.name}.{suffix}": text for suffix, text in texts.items()
     }
-    assert lock_digest(lock) == "sha256:" + hexed("".join(texts.values()))
+    # Publishers change no image.
+    unpublished = format_lock_files(replace(lock, publishers=())).values()
+    assert lock_digest(lock) == "sha256:" + hexed("".join(unpublished))
+
+
+def test_publishers_are_compared_by_name_where_a_wheel_stays() -> None:
+    wheel, *_ = MIXED.wheels
+    newer = replace(PUBLISHED, wheels=(replace(wheel, version="9", sha256="9" * 64),))
+    assert (publisher_changes(None, PUBLISHED), publisher_changes(PUBLISHED, newer)) == ((), ())
+    other = replace(newer, publishers=((wheel.name, "GitHub x/b c.yml"),))
+    (change,) = publisher_changes(PUBLISHED, other)
+    assert (change.name, change.before, change.after) == (wheel.name, "GitHub a/b c.yml", "GitHub x/b c.yml")
+    lost = replace(newer, publishers=())
+    (move,) = (move for move in lock_moves(PUBLISHED, lost) if move.name == wheel.name)
+    assert move.publisher == replace(change, after="")
+    assert len(move.lines) == 3
+    assert publisher_changes(PUBLISHED, replace(lost, wheels=())) == ()  # it is removed
+    assert publisher_changes(lost, newer) == ()  # a first one is not a change
 
 
 def test_a_lock_of_wheels_keeps_its_one_file_and_digest(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_the_environment_beats_the_file(tmp_path: Path) -> None:
         ("codec = 'lzma'", "setting-invalid", "codec: 'lzma'"),
         ("sigstore-bundles = 'maybe'", "setting-invalid", "sigstore-bundles: 'maybe'"),
         ("cooldown = 'soon'", "setting-invalid", "cooldown: 'soon'"),
+        ("publishers = 'yes'", "setting-invalid", "publishers: 'yes'"),
         ("debian-snapshot = '/srv'", "setting-invalid", "debian-snapshot: '/srv'"),
         ("engine = 'podman'", "setting-invalid", "engine: 'podman'"),
         ("runner = 'chroot'", "setting-invalid", "runner: 'chroot'"),

@@ -762,6 +762,16 @@ def test_new_on_a_target(factory: Path, capsys: pytest.CaptureFixture[str]) -> N
     below = str(factory / "My Lab/requirements.txt")
     assert call(factory, "recipe", "import", below, "--extends", "pytorch-2.3-cu121") == 0
     assert (factory / "recipes/my-lab.yaml").exists()
+    for name, family in (
+        ("2024 A course, and " + "more " * 9, "a-course-and-more-more-more-more-more-mo"),
+        ("24", ""),
+    ):
+        (factory / name).mkdir()
+        below = str((factory / "My Lab/requirements.txt").rename(factory / name / "requirements.txt"))
+        code = 0 if family else 2
+        assert call(factory, "recipe", "import", below, "--extends", "pytorch-2.3-cu121") == code
+        assert not family or (factory / f"recipes/{family}.yaml").exists()
+        (factory / "My Lab/requirements.txt").write_text("einops\n")
     capsys.readouterr()
     assert call(factory, "list", "lab2-2.3-cu121") == 0
     assert call(factory, "recipe", "new", "x", "--extends", "pytorch-2.4-cu121") == 3

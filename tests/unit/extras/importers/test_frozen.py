@@ -82,13 +82,18 @@ bare==1.0
 loose>=2 --hash=sha256:{A}
 -r more.txt
 -e .
+--editable ./lib/own_tool/
+git+https://git.example.org/some/Thing.git@main#egg=thing[x]
+./wheels/built_here-1.0-py3-none-any.whl
 code @ git+https://git.example.org/code
 """
     lock = read(tmp_path, "requirements.txt", text)
     assert [(one.name, {wheel.sha256 for wheel in one.wheels}) for one in lock.packages] == [
         ("einops", {A, B})
     ]
-    assert problems(lock) == {"bare": 6, "loose": 7, "": 8, "-": 9, "code": 10}
+    named = {"this-project": 9, "own-tool": 10, "thing": 11, "built-here": 12, "code": 13}
+    assert problems(lock) == {"bare": 6, "loose": 7, "": 8, **named}
+    assert problems(read(tmp_path, "requirements.txt", text, skip=(*named, "bare", "loose"))) == {"": 8}
 
 
 def test_what_happens_without_frozen_is_noted() -> None:

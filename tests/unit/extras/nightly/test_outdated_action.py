@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from packaging.version import Version
 from imagefactory.actions import lock as stages_lock
 from imagefactory.errors import UnsolvableError
 from imagefactory.extras.nightly import outdated as stages_watch
-from imagefactory.lock import LockRequest, OutdatedPackage
+from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.conda.explain import CudaBuild
 from imagefactory.lock.files import read_lock
@@ -46,6 +46,7 @@ class Index:
     refused: str = "nothing"
     can: bool = False
     cuda: str = "13.3.1"
+    attested: dict[str, str] = field(default_factory=dict)
 
     def lock(self, request: LockRequest, progress: Progress) -> Lock:
         if self.refused in request.target.name:
@@ -70,6 +71,9 @@ class Index:
 
     def behind(self, request: LockRequest, lock: Lock, progress: Progress) -> tuple[OutdatedPackage, ...]:
         return ()
+
+    def publishers(self, wheels: Sequence[LockedWheel], lock: Lock, progress: Progress) -> PublisherReport:
+        return PublisherReport(known=self.attested, attests=True)
 
     def listed(self, wheels: Sequence[LockedWheel], lock: Lock) -> dict[LockedWheel, tuple[IndexFile, ...]]:
         assert [wheel.name for wheel in wheels] == ["torch"]
@@ -154,6 +158,22 @@ def test_what_is_written_is_whole_and_its_message_says_why(ask: Ask, root: Path)
         5,
         "",
     )  # the same unit, and a second time nothing is left
+
+
+def test_a_changed_publisher_is_in_the_message(ask: Ask, root: Path, index: Index) -> None:
+    for path in (root / "lockfiles").glob("*.requirements.txt"):
+        lines = path.read_text().splitlines()
+        lines = [
+            f"{line} by GitHub a/b c.yml" if line.startswith("# wheel: filelock-") else line for line in lines
+        ]
+        path.write_text("\n".join([*lines, ""]))
+    index.attested = {"filelock": "GitHub a/fork c.yml"}
+    code, out, _ = ask("pytorch", "--json", command="update")
+    (row,) = json.loads(out)["results"]
+    changes = [change for lock in row["locks"] for change in lock["changes"]]
+    change = {"name": "filelock", "before": "GitHub a/b c.yml", "after": "GitHub a/fork c.yml"}
+    assert (code, [row["publisher"] for row in changes]) == (5, [change] * len(changes))
+    assert "GitHub a/fork c.yml" in row["message"]
 
 
 def test_a_release_gets_its_row_lock_and_definition(ask: Ask, root: Path, index: Index) -> None:
@@ -247,7 +267,8 @@ def test_as_json_it_holds_the_message(ask: Any) -> None:
     assert said[2] == ""
     (news,) = json_of(said, "recipe-outdated")["results"]
     assert news["releases"][0]["command"] == "imagefactory recipe add-version pytorch 2.16 --cuda 13.3"
-    assert news["locks"][0]["changes"] == [{"name": "filelock", "before": HELD, "after": "99"}]
+    (change,) = news["locks"][0]["changes"]
+    assert change == {"name": "filelock", "before": HELD, "after": "99", "publisher": None}
     assert news["message"].startswith("Re-lock pytorch")
     assert news["written"] == []
     assert json.dumps(news)

@@ -14,7 +14,7 @@ from imagefactory.actions.lock import LockOptions
 from imagefactory.errors import UnbuiltError
 from imagefactory.extras.wheels import lock
 from imagefactory.extras.wheels.lock import ProjectWheel, build_and_lock, in_order, with_wheel
-from imagefactory.lock import LockRequest
+from imagefactory.lock import LockRequest, PublisherReport
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import read_lock
 from imagefactory.model import Lock, Target
@@ -85,6 +85,9 @@ class Solver:
     def behind(self, _: LockRequest, lock: Lock, __: object) -> tuple[()]:
         self.compared.append(lock)
         return ()
+
+    def publishers(self, *_: object) -> PublisherReport:
+        return PublisherReport(known={}, attests=False)
 
 
 def test_the_solution_that_lacks_no_wheel_is_the_lock(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

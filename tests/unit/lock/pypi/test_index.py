@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import base64
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagefactory.http import HttpSession, RejectedError
-from imagefactory.lock.pypi.index import IndexFile, PackageIndex, _parse_json, files_before, project_files
-from imagefactory.model import ReleaseCutoff
+from imagefactory.lock.pypi.index import (
+    IndexFile,
+    PackageIndex,
+    _parse_json,
+    files_before,
+    project_files,
+    read_publishers,
+    verify_provenance,
+)
+from imagefactory.model import LockedWheel, ReleaseCutoff
+from imagefactory.progress import QUIET
 from tests.made.errors import fails
+from tests.made.sigstore import NOW, Sigstore, Workflow
 from tests.made.values import make_lock
 
 PAGE = """<!DOCTYPE html><html><body>
@@ -67,3 +81,122 @@ def test_files_after_the_cutoff_are_left_out_and_one_without_a_time_is_an_error(
     assert files_before("demo", (old, bare), make_lock()) == (old, bare)
     with fails("upload-time-missing"):
         files_before("demo", (old, bare), lock)
+
+
+def test_provenance_of_files() -> None:
+    row = '{"filename": "demo-1.0.tar.gz", "url": "../demo-1.0.tar.gz", "hashes": {}'
+    rows = f'{row}, "provenance": "https://i.example/p"}}, {row}, "provenance": null}}, {row}}}'
+    files = _parse_json(f'{{"files": [{rows}]}}', "https://i.example/simple/demo/")
+    assert [file.provenance for file in files] == ["https://i.example/p", "", None]
+
+
+# --- publishers
+
+WHEEL = LockedWheel(name="demo", version="1.0", filename="demo-1.0-py3-none-any.whl", sha256="a" * 64, size=1)
+WORKFLOW = Workflow()
+
+
+@pytest.fixture
+def sigstore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sigstore:
+    """The one whose keys this machine trusts."""
+    sigstore = Sigstore()
+    sigstore.install(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return sigstore
+
+
+def provenance(sigstore: Sigstore, **options: Any) -> dict[str, Any]:
+    return sigstore.provenance(WHEEL.filename, WHEEL.sha256, WORKFLOW, **options)
+
+
+def verify(value: object) -> str:
+    return verify_provenance(json.dumps(value).encode(), WHEEL)
+
+
+def test_a_publisher_is_verified_by_the_libraries(
+    sigstore: Sigstore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):  # each proof of the growing log has another length
+        assert verify(provenance(sigstore)) == "GitHub demo/demo release.yml"
+    assert capfd.readouterr().err == ""
+    value = provenance(sigstore)
+    other = Workflow(repository="other/demo", file="a b.yml")
+    value["attestation_bundles"] += sigstore.provenance(WHEEL.filename, WHEEL.sha256, other)[
+        "attestation_bundles"
+    ]
+    assert verify(value) == "GitHub demo/demo release.yml, GitHub other/demo a%20b.yml"
+
+
+def attestation(value: dict[str, Any]) -> dict[str, Any]:
+    (row,) = value["attestation_bundles"][0]["attestations"]
+    return row  # type: ignore[no-any-return]
+
+
+def late(sigstore: Sigstore) -> dict[str, Any]:
+    """Signed in time, as it says, but logged after its certificate had expired."""
+    value = provenance(sigstore)
+    value["attestation_bundles"][0]["attestations"] = [
+        sigstore.attestation(WHEEL.filename, WHEEL.sha256, WORKFLOW, logged=NOW + timedelta(minutes=11))
+    ]
+    return value
+
+
+def tampered(sigstore: Sigstore, *path: str | int) -> dict[str, Any]:
+    """With another byte at the end of a base64 value of the attestation."""
+    value = provenance(sigstore)
+    provenance(sigstore)
+    part: Any = attestation(value)
+    for key in path[:-1]:
+        part = part[key]
+    data = bytearray(base64.b64decode(part[path[-1]]))
+    data[-1] ^= 1
+    part[path[-1]] = base64.b64encode(data).decode()
+    return value
+
+
+ENTRY = ("verification_material", "transparency_entries", 0)
+INVALID: dict[str, Callable[[Sigstore], object]] = {
+    "another file": lambda s: s.provenance("demo-1.1-py3-none-any.whl", WHEEL.sha256, WORKFLOW),
+    "another hash": lambda s: s.provenance(WHEEL.filename, "b" * 64, WORKFLOW),
+    "another publisher": lambda s: provenance(s, publisher=Workflow(repository="evil/demo")),
+    "another workflow": lambda s: provenance(s, publisher=Workflow(file="pull.yml")),
+    "another Sigstore": lambda _: provenance(Sigstore()),
+    "logged too late": late,
+    "signature": lambda s: tampered(s, "envelope", "signature"),
+    "statement": lambda s: tampered(s, "envelope", "statement"),
+    "certificate": lambda s: tampered(s, "verification_material", "certificate"),
+    "log": lambda s: tampered(s, *ENTRY, "canonicalizedBody"),
+    "promise": lambda s: tampered(s, *ENTRY, "inclusionPromise", "signedEntryTimestamp"),
+    "root": lambda s: tampered(s, *ENTRY, "inclusionProof", "rootHash"),
+    "no attestation": lambda s: (
+        provenance(s) | {"attestation_bundles": [{"publisher": WORKFLOW.publisher, "attestations": []}]}
+    ),
+    "no bundle": lambda s: provenance(s) | {"attestation_bundles": []},
+    "an unknown type": lambda s: {
+        "attestation_bundles": [
+            {"publisher": {"kind": "Other"}, "attestations": [attestation(provenance(s))]}
+        ]
+    },
+    "not an object": lambda _: [],
+    "deep": lambda _: json.loads("[" * 900 + "]" * 900),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_an_invalid_attestation_is_an_error(case: str, sigstore: Sigstore) -> None:
+    with fails("publisher-invalid"):
+        verify(INVALID[case](sigstore))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"{", b'{"version": 2, "attestation_bundles": []}'])
+def test_bytes_that_are_not_a_provenance_object_are_an_error(data: bytes, sigstore: Sigstore) -> None:
+    with fails("publisher-invalid"):
+        verify_provenance(data, WHEEL)
+
+
+@pytest.mark.parametrize("url", ["http://other.example/p", "file:///etc/passwd", "ftp://i.example/p"])
+def test_an_address_without_tls_is_not_read(url: str) -> None:
+    index = PackageIndex(url="http://i.example/simple", origin="", certificates="", proxy="", environment=())
+    report = read_publishers(index, {WHEEL: url}, QUIET)
+    assert report.problem is not None
+    assert (dict(report.known), report.problem.code) == ({}, "index-read-failed")

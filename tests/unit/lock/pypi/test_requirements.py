@@ -58,6 +58,17 @@ def test_the_text_says_which_index_a_wheel_came_from() -> None:
     assert parse_lock(text, "x") == lock
     with fails("lock-malformed", message="x:13: 'https://a/b'") as caught:
         parse_lock(text.replace("from pytorch-cu121", "from https://a/b"), "x")
+    published = text.replace("from pytorch-cu121", "from pytorch-cu121 by GitHub pytorch/torch a.yml")
+    assert parse_lock(published, "x").publishers == (("torch", "GitHub pytorch/torch a.yml"),)
+    for other in (
+        "by GitHub",
+        "by GitHub a/b c.yml,",
+        "by GitHub a/b  c.yml",
+        "by GitHub a/b\x1b c",
+        "by a b c d",
+    ):
+        with fails("lock-malformed", message="x:13: "):
+            parse_lock(text.replace("from pytorch-cu121", other), "x")
     local = text.replace("from pytorch-cu121", "from ./wheels/torch-2.3.1+cu121-py3-none-any.whl")
     assert parse_lock(local, "x").origins == (("torch", "./wheels/torch-2.3.1+cu121-py3-none-any.whl"),)
     with fails("lock-malformed") as caught:
@@ -188,7 +199,8 @@ def test_a_malformed_lock_is_refused_by_file_and_line(name: str) -> None:
 
 @given(data=st.data())
 def test_a_lock_with_one_character_changed_is_refused_or_reads_as_it_is_written(data: st.DataObject) -> None:
-    text = format_lock(LOCK)
+    publishers = ((LOCK.wheels[0].name, "GitHub a/b c.yml, Google a@b.example"),)
+    text = format_lock(replace(LOCK, publishers=publishers))
     place = data.draw(st.integers(0, len(text) - 1))
     put = data.draw(
         st.sampled_from(["", "\n", " ", "0", "a", "A", "-", "#", "/", "\x00", "é", "\u2028", "=="])
@@ -476,6 +488,13 @@ def test_wheels_say_which_rocm_they_are_built_for(name: str, version: str, rocm:
     assert rocm_builds(replace(LOCK, wheels=(wheel, replace(wheel, name="numpy", version="2.0")))) == (
         (wheel, rocm),
     )
+
+
+def test_a_version_of_two_numbers_is_that_of_three() -> None:
+    wheels = tuple(replace(wheel, version="2.3") if wheel.name == "torch" else wheel for wheel in LOCK.wheels)
+    check_facts(replace(LOCK, wheels=wheels), replace(TARGET, version="2.3.0"))
+    with fails("framework-version-mismatch"):
+        check_facts(replace(LOCK, wheels=wheels), replace(TARGET, version="2.3.1"))
 
 
 def test_a_target_for_amd_has_nothing_of_cuda_and_its_own_rocm() -> None:
