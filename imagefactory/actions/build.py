@@ -384,10 +384,9 @@ class RegistrySources:
 
     def __init__(self, project: Project, target: Target, lock: Lock) -> None:
         self._project, self._target, self._lock = project, target, lock
-        self._mutex, self._stored = threading.Lock(), None
+        self._mutex = threading.Lock()
+        self._stored: tuple[StoredSources, ...] | None = None
         self._debs: dict[str, FileOrigin] = {}
-
-    _stored: tuple[StoredSources, ...] | None
 
     def stored(self, progress: Progress) -> tuple[StoredSources, ...]:
         """Return the files in each registry that has them. Reports registries that do not."""
