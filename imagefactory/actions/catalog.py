@@ -20,7 +20,6 @@ from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.actions.build import find_built
 from imagefactory.actions.images import belongs, is_own
 from imagefactory.actions.locked import require_lock
-from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.transfer import explain_no_candidate, find_candidate
 from imagefactory.actions.verdicts import ANY, find_in, local_place, read_verification_policy
 from imagefactory.errors import (
@@ -52,6 +51,7 @@ from imagefactory.oci.store import ImageReference
 from imagefactory.oci.transfer import WORKERS
 from imagefactory.progress import Progress
 from imagefactory.project import Project
+from imagefactory.scan.layers import cached_contents
 from imagefactory.trust.approval import Approval, Approvals, read_approvals
 from imagefactory.trust.attached import read_revocations, read_statements, read_subject
 from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSif, Envelopes

@@ -190,7 +190,7 @@ def find_center_image(center_catalogs: CenterCatalogs, name: str) -> tuple[Cente
     Raises NothingSelectedError if no center has the image, UsageError if the name matches several images.
     """
     target, catalogs = center_catalogs.candidates(name)
-    exact = [row for row in catalogs if any(image.target == target for image in row.catalog.images)]
+    exact = [row for row in catalogs if any(entry.target == target for entry in row.catalog.entries)]
     matches, faults = [], []
     for row in exact or catalogs:
         try:
@@ -232,9 +232,9 @@ def _select_images(
         (
             row,
             tuple(
-                image
-                for image in row.catalog.images
-                if not names or image.target in selected[row.center.name]
+                row.catalog.images[number]
+                for number, entry in enumerate(row.catalog.entries)
+                if not names or entry.target in selected[row.center.name]
             ),
         )
         for row in center_catalogs.open

@@ -54,7 +54,7 @@ def examine_for(
     elif purpose == "job":
         findings = (*project, *diagnose_submit(_check_center(settings, environ, now, catalog=True)))
     else:
-        programs = ("docker", "apptainer", *(("registry",) if settings.registry.value else ()))
+        programs = ("docker", "podman", "apptainer", *(("registry",) if settings.registry.value else ()))
         machine = tuple(
             finding
             for finding in examine_machine(settings, environ=environ, services=programs)

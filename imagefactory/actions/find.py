@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from heapq import heapify, heappop, heappush
 
 from imagefactory.actions.centers import CenterCatalog, CenterCatalogs, JoinedCenter, read_centers
 from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
-from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import NothingSelectedError, StoreError
 from imagefactory.gpu import knowledge
@@ -26,9 +26,9 @@ from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.values import ClaimBasis
 from imagefactory.jobs.offer import (
-    AvailableGpu,
+    AvailableGpus,
     GpuClass,
-    MachineIndex,
+    MachineGroup,
     ResourceRequest,
     choose_form,
     classifier_for,
@@ -53,11 +53,12 @@ from imagefactory.oci.layout import Layout, reference
 from imagefactory.project import Project, uses_catalog
 from imagefactory.recipes.names import few, suggest
 from imagefactory.recipes.yaml_tree import show
+from imagefactory.scan.layers import cached_contents
 from imagefactory.schedulers.pool import MACHINE_HAS, Inventory, PoolGpu
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.sizes import disk_of, memory_of
 from imagefactory.settings.load import Settings
-from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.catalog import Catalog, CatalogEntry, ImageOffer
 from imagefactory.trust.claims import VerdictAges
 from imagefactory.trust.offers import empty_catalog_error, verdict_ages_of, verify_offer
 from imagefactory.trust.verdict import RevokedCell
@@ -139,7 +140,7 @@ class FindMatch:
 class FindRequest:
     """The words to search, for jobs that request `resources`, on the pool of an inventory if there is one.
 
-    `site` is the site of the jobs, empty for the setting.
+    `site` is the site of the jobs, empty for the setting. `most` limits the images of the result, 0 for all.
     """
 
     words: tuple[str, ...]
@@ -147,12 +148,14 @@ class FindRequest:
     inventory: Inventory | None
     now: datetime
     site: str = ""
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindResult:
-    """The matches, the best first. `open` are the centers with images, none if nothing is verified.
+    """The matches, the best first. `more` is the number of other images that match the words.
 
+    `open` are the centers with images, none if nothing is verified.
     `own_project` is true if no catalog was searched. `place` is the path of the project, or of the only
     catalog, and empty for the bundled recipes. `ages` are the ages of the verdicts.
     """
@@ -164,6 +167,7 @@ class FindResult:
     place: str
     ages: VerdictAges | None = None
     notes: tuple[str, ...] = ()
+    more: int = 0
 
     @property
     def catalog(self) -> Catalog | None:
@@ -184,18 +188,17 @@ def find_images(
     own_project = not uses_catalog(settings)
     project = recipes() if own_project else None
     opened = None if own_project and project is None else read_centers(settings, environ, request.now)
-    offers: list[ImageOffer] = []
-    candidates: list[FindCandidate] = []
-    unavailable: list[tuple[FindCandidate, NothingSelectedError]] = []
-    for row in opened.open if opened else ():
-        for image in row.catalog.images:
-            offers.append(verify_offer(row.catalog, image, row.center.trust, request.now))
-            named = _named_candidate(image, row.center, request.resources)
-            try:
-                candidates.append(_offered_candidate(named, offers[-1], row.center, request))
-            except NothingSelectedError as error:
-                unavailable.append((named, error))
+    offers: dict[str, ImageOffer] = {}
+    rows = [
+        _ListedImage(row, number, entry, request, offers)
+        for row in (opened.open if opened else ())
+        for number, entry in enumerate(row.catalog.entries)
+    ]
+    place = _place(settings, opened, own_project=own_project)
+    search = _Search(index_machines(request.inventory) if request.inventory else None)
     if own_project:
+        candidates = search.read(rows)
+        search.unavailable = []  # the project builds them
         targets = {row.target for row in candidates}
         covers = (
             read_candidates(project, project.targets)
@@ -205,30 +208,32 @@ def find_images(
         candidates += [
             _candidate(row, request.resources) for row in covers if not row.name or row.name not in targets
         ]
-        unavailable = []  # the project builds them
-    place = _place(settings, opened, own_project=own_project)
-    for named, reason in unavailable:
-        only = _matches_any(request.words, [named]) and not _matches_any(request.words, candidates)
-        if only or not candidates:
-            raise NothingSelectedError(reason.code, f"{named.name}: {reason.message}", hint=reason.hint)
-    if not candidates:
-        raise (
-            NothingSelectedError(
+        if not candidates:
+            raise NothingSelectedError(
                 "recipes-missing", f"{place} has no recipes", hint="run imagefactory recipe new FAMILY"
             )
-            if own_project
-            else empty_catalog_error()
-        )
+        matches, more = search.match(_select(request.words, candidates)), 0
+    elif not rows:
+        raise empty_catalog_error()
+    else:
+        selected = {id(row.named): row for row in rows}
+        chosen = _select(request.words, [row.named for row in rows])
+        matches, more = search.best([selected[id(row)] for row in chosen], request.most)
+        if not matches:
+            named, reason = search.unavailable[0]
+            raise NothingSelectedError(reason.code, f"{named.name}: {reason.message}", hint=reason.hint)
+    offered = [offers[match.candidate.name] for match in matches if match.candidate.name in offers]
     return FindResult(
-        matches=_find_matches(request.words, candidates, request.inventory),
+        matches=matches,
+        more=more,
         request=request,
         open=tuple(row for row in opened.open if row.catalog.images) if opened else (),
         own_project=own_project,
         place=place,
-        ages=verdict_ages_of(offers, request.now) if offers else None,
+        ages=verdict_ages_of(offered, request.now) if rows else None,
         notes=(
             *(opened.notes if opened else ()),
-            *(f"skipped {named.name}: {error.message}" for named, error in unavailable),
+            *(f"skipped {named.name}: {error.message}" for named, error in search.unavailable),
         ),
     )
 
@@ -240,62 +245,150 @@ def _place(settings: Settings, opened: CenterCatalogs | None, *, own_project: bo
     return opened.open[0].center.place if opened else ""
 
 
-def _find_matches(
-    words: Sequence[str], candidates: Sequence[FindCandidate], inventory: Inventory | None
-) -> tuple[FindMatch, ...]:
-    """Return all matches, the best first, including those without a GPU."""
-    machines = index_machines(inventory) if inventory else None
-    matches = [_match(candidate, machines) for candidate in _select(words, candidates)]
+class _ListedImage:
+    """An image in the index of a catalog. It is read, and its verdicts are verified, when it may be shown."""
 
-    def order(match: FindMatch) -> tuple[object, ...]:
-        row = match.candidate
-        default = not re.search(r"-(cu[0-9]+|cpu)-", row.target)  # no suffix such as `-py313`
-        return natural(row.version), natural(row.cuda), default
+    def __init__(
+        self,
+        row: CenterCatalog,
+        number: int,
+        entry: CatalogEntry,
+        request: FindRequest,
+        offers: dict[str, ImageOffer],
+    ) -> None:
+        self.row, self.number, self.entry, self.request, self.offers = row, number, entry, request, offers
+        self.named = _named_candidate(entry, row.center, request.resources)
 
-    newest = sorted(matches, key=order, reverse=True)
-    return tuple(sorted(newest, key=lambda match: match.rank))
+    def read(self) -> FindCandidate:
+        """Return the candidate. Raises NothingSelectedError if the image is not available for the site."""
+        catalog, center = self.row.catalog, self.row.center
+        offer = verify_offer(catalog, catalog.images[self.number], center.trust, self.request.now)
+        self.offers[self.named.name] = offer
+        return _offered_candidate(self.named, offer, center, self.request)
+
+    def best_rank(self, counts: Mapping[str, tuple[int, int]] | None) -> tuple[int, bool, int]:
+        """Return the best rank that the image can have. `counts` are GPUs by capability, and the free ones.
+
+        Its signer lists its capabilities. Checks of verdicts, drivers and sizes can only remove some.
+        """
+        for capabilities, basis in (
+            (self.entry.verified, ClaimBasis.VERIFIED),
+            (self.entry.predicted, ClaimBasis.PREDICTED),
+        ):
+            if counts is None and capabilities:
+                return _WEIGHT[basis], True, 0
+            there = [counts[name] for name in capabilities.split() if name in counts] if counts else ()
+            if there:
+                free = any(number for _, number in there)
+                return _WEIGHT[basis], not free, -sum(number for number, _ in there)
+        return len(_WEIGHT), True, 0
 
 
-def _match(candidate: FindCandidate, machines: Sequence[MachineIndex] | None) -> FindMatch:
+@dataclass(slots=True)
+class _Search:
+    """Ranks candidates on the GPUs of `machines`. `unavailable` are images that the site cannot use."""
+
+    machines: Sequence[MachineGroup] | None
+    unavailable: list[tuple[FindCandidate, NothingSelectedError]] = field(default_factory=list)
+
+    def read(self, rows: Iterable[_ListedImage]) -> list[FindCandidate]:
+        """Return the available candidates."""
+        candidates = []
+        for row in rows:
+            try:
+                candidates.append(row.read())
+            except NothingSelectedError as error:
+                self.unavailable.append((row.named, error))
+        return candidates
+
+    def match(self, candidates: Iterable[FindCandidate]) -> tuple[FindMatch, ...]:
+        """Return all matches, the best first, including those without a GPU."""
+        matches = [_match(row, self.machines) for row in sorted(candidates, key=_newest, reverse=True)]
+        return tuple(sorted(matches, key=lambda match: match.rank))
+
+    def best(self, rows: Iterable[_ListedImage], most: int) -> tuple[tuple[FindMatch, ...], int]:
+        """Return the best `most` matches, and the number of other images.
+
+        An image is read only if it can be among them. Status and free GPUs decide that, then the number of
+        GPUs by capability alone, then the version.
+        """
+        counts: dict[str, tuple[int, int]] = {}
+        for group in self.machines or ():
+            for gpu, count, free in group.types:
+                total, idle = counts.get(gpu.capability, (0, 0))
+                machines = len(group.sizes)
+                counts[gpu.capability] = total + count * machines, idle + free * machines
+        newest = sorted(rows, key=lambda row: _newest(row.named), reverse=True)
+        waiting: list[tuple[tuple[int, bool, int], int, FindMatch | None]]
+        known = None if self.machines is None else counts
+        waiting = [(row.best_rank(known), number, None) for number, row in enumerate(newest)]
+        heapify(waiting)
+        matches: list[tuple[tuple[int, bool, int], int, FindMatch]] = []
+        while waiting and not 0 < most <= len(matches):
+            rank, number, match = heappop(waiting)
+            if match:
+                matches.append((match.rank, number, match))
+                continue
+            for candidate in self.read([newest[number]]):
+                match = _match(candidate, self.machines)
+                as_listed = match.rank[:2] == rank[:2]
+                heappush(waiting, (rank if as_listed else match.rank, number, match))
+        return tuple(match for *_, match in sorted(matches, key=lambda row: row[:2])), len(waiting)
+
+
+def _newest(row: FindCandidate) -> tuple[object, ...]:
+    """Return a sort key, higher is newer."""
+    default = not re.search(r"-(cu[0-9]+|cpu)-", row.target)  # no suffix such as `-py313`
+    return natural(row.version), natural(row.cuda), default
+
+
+def _match(candidate: FindCandidate, machines: Sequence[MachineGroup] | None) -> FindMatch:
     if machines is None:
         rows = [
             GpuMatch(capability=str(row.capability), basis=row.claim.basis, why=row.claim.reason)
             for row in candidate.classes()
         ]
-        unknown = candidate.unknown(None)
     else:
         rows = _on_pool(candidate, machines)
-        resources = candidate.resources
-        fitting = ([gpu for gpu in machine.gpus if fits(gpu, resources)] for machine in machines)
-        enough = (gpu for gpus in fitting if len(gpus) >= resources.gpus for gpu in gpus)
-        unknown = any(candidate.unknown(gpu) for gpu in enough)
     rows.sort(key=lambda row: (_WEIGHT[row.basis], parse_capability(row.capability), row.name))
-    return FindMatch(candidate=candidate, gpus=tuple(rows), unknown=candidate.gpu and not rows and unknown)
+    unknown = candidate.gpu and not rows and _is_unknown(candidate, machines)
+    return FindMatch(candidate=candidate, gpus=tuple(rows), unknown=unknown)
 
 
-def _on_pool(candidate: FindCandidate, machines: Sequence[MachineIndex]) -> list[GpuMatch]:
-    groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpu]] = {}
-    for gpu_place in find_available_gpus(candidate.known, candidate.resources, machines):
-        key = (gpu_place.gpu.name, gpu_place.gpu.capability, gpu_place.gpu_class.claim.basis)
-        groups.setdefault(key, []).append(gpu_place)
+def _is_unknown(candidate: FindCandidate, machines: Sequence[MachineGroup] | None) -> bool:
+    """Return whether evidence is missing for a GPU that is large enough, or for some GPU without a pool."""
+    if machines is None:
+        return candidate.unknown(None)
+    resources = candidate.resources
+    fitting = ([row for row in machine.types if fits(row[0], resources)] for machine in machines)
+    enough = (types for types in fitting if sum(count for _, count, _ in types) >= resources.gpus)
+    distinct = {id(gpu): gpu for types in enough for gpu, *_ in types}  # machines share them
+    return any(map(candidate.unknown, distinct.values()))
+
+
+def _on_pool(candidate: FindCandidate, machines: Sequence[MachineGroup]) -> list[GpuMatch]:
+    groups: dict[tuple[str, str, ClaimBasis], list[AvailableGpus]] = {}
+    for gpus in find_available_gpus(candidate.known, candidate.resources, machines):
+        key = (gpus.gpu.name, gpus.gpu.capability, gpus.gpu_class.claim.basis)
+        groups.setdefault(key, []).append(gpus)
     return [
         GpuMatch(
             capability=capability,
             name=name or capability,
-            gpus=len(places),
-            free=sum(gpu_place.free for gpu_place in places),
-            unsure=sum(gpu_place.unsure for gpu_place in places),
+            gpus=sum(gpus.count for gpus in rows),
+            free=sum(gpus.free for gpus in rows),
+            unsure=sum(gpus.count for gpus in rows if gpus.unsure),
             basis=basis,
-            why=places[0].gpu_class.claim.reason,
+            why=rows[0].gpu_class.claim.reason,
         )
-        for (name, capability, basis), places in groups.items()
+        for (name, capability, basis), rows in groups.items()
     ]
 
 
 # --- Candidates
 
 
-def _named_candidate(image: CatalogImage, center: JoinedCenter, resources: ResourceRequest) -> FindCandidate:
+def _named_candidate(image: CatalogEntry, center: JoinedCenter, resources: ResourceRequest) -> FindCandidate:
     """Return an image of a catalog before its formats and GPUs are known."""
     return FindCandidate(
         name=f"{center.prefix}{image.target}",
@@ -406,10 +499,6 @@ def _select(words: Sequence[str], candidates: Iterable[FindCandidate]) -> tuple[
             )
         matching = fitting
     return matching
-
-
-def _matches_any(words: Sequence[str], candidates: Sequence[FindCandidate]) -> bool:
-    return any(all(_fits(word.lower(), row) for word in words) for row in candidates)
 
 
 def _fits(word: str, row: FindCandidate) -> bool:

@@ -25,17 +25,15 @@ from imagefactory.errors import (
 )
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.cells import CellEvidence
-from imagefactory.gpu.values import ScanResult
 from imagefactory.matrix.plan import PlanGpu, TargetStatus, avoided_machines
 from imagefactory.matrix.rows import VersionSpaceRow, parse_rows
 from imagefactory.model import Target
 from imagefactory.oci.graph import StoreRepository
-from imagefactory.oci.layout import Layout, reference
+from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
 from imagefactory.oci.store import ImageReference
 from imagefactory.project import Project
-from imagefactory.scan.findings import format_contents
-from imagefactory.scan.layers import get_scan, merge_layers
+from imagefactory.scan.layers import cached_contents
 from imagefactory.schedulers.inventory import read_inventory
 from imagefactory.schedulers.pool import Inventory
 from imagefactory.settings.own_commands import is_machine_selected
@@ -169,15 +167,6 @@ def _lookup_in_registry(project: Project, asking: PlanLookup, *, hurried: bool =
         )
 
     return look
-
-
-def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
-    """Return earlier scans of the layers of an image, None if one of them was never scanned."""
-    scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
-    known = [scan for scan in scans if scan is not None]
-    if not known or len(known) < len(scans):
-        return None
-    return format_contents(f"the image {image.name} in the store", merge_layers(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

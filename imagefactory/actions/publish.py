@@ -25,7 +25,7 @@ from imagefactory.actions.catalog import (
     readable_envelopes,
     stored_revocations,
 )
-from imagefactory.actions.read_catalog import cache_published, with_former_families
+from imagefactory.actions.read_catalog import cache_published, read_registry
 from imagefactory.actions.verdicts import (
     ANY,
     check_key_trusted,
@@ -53,16 +53,17 @@ from imagefactory.trust.attached import read_revocations
 from imagefactory.trust.audit import PUBLISH, ROLLBACK, AuditEntry
 from imagefactory.trust.catalog import (
     FORM,
-    LARGEST,
     LIFE,
     Catalog,
     CatalogImage,
     CatalogSif,
     Envelopes,
+    open_catalog,
     parse_catalog,
     sign_catalog,
+    verify_catalog,
 )
-from imagefactory.trust.catalog_package import CURRENT, catalog_repository, parse_layer, unpack_artifact
+from imagefactory.trust.catalog_package import CATALOG_ARTIFACT, CURRENT, catalog_repository, parse_layer
 from imagefactory.trust.judgement import (
     VerificationPolicy,
     merge_revoked,
@@ -114,7 +115,8 @@ def read_current(
 def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[PublishedCatalog, str]:
     """Return a catalog that a trusted key signed, even if it expired, or the reason to reject it."""
     try:
-        opened = verify_envelope(unpack_artifact(data, name), trust, FORM)
+        file = open_catalog(data, name)
+        opened = verify_envelope(file.envelope, trust, FORM)
     except StatementError as error:
         return PublishedCatalog(where=name, keyid="", catalog=None), error.message
     keyid = opened.envelope.keyid if opened.envelope and opened.envelope.signature else ""
@@ -123,7 +125,9 @@ def _open(data: bytes, name: str, trust: TrustRules, now: datetime) -> tuple[Pub
     if opened.envelope and opened.key and opened.standing is VerdictStatus.GOOD:
         late = period_problem(opened.key, now)
         try:
-            catalog = None if late else parse_catalog(opened.envelope.payload, name, keyid)
+            if not late:
+                read = parse_catalog(opened.envelope.payload, name, keyid, file)
+                catalog = replace(read, images=tuple(read.images))  # a corrupt image is found now
             reason = f"{late[0]}, {late[1]}" if late else ""
         except StatementError as error:  # of another version
             reason = error.message
@@ -134,7 +138,7 @@ def _read(location: StoreRepository | Path) -> bytes | None:
     if isinstance(location, Path):
         try:
             with location.open("rb") as file:
-                return file.read(LARGEST)
+                return file.read(CATALOG_ARTIFACT.largest)
         except FileNotFoundError:
             return None
         except OSError as error:  # its signer is unknown
@@ -190,6 +194,28 @@ def prepare_catalog(
         result = with_former_families(project, result, request.registry, request.now)
     former = current.catalog if current else None
     return _with_previous_revocations(result, former, [name for name, _ in result.skipped])
+
+
+def with_former_families(
+    project: Project, result: CatalogResult, registry: str, now: datetime
+) -> CatalogResult:
+    """Add images of the last catalog for families whose recipes have errors now.
+
+    These images have valid verdicts and users: an error in a recipe must not remove them.
+    """
+    host, path = registry_place(project, registry)
+    reference = catalog_repository(f"{host}/{path}" if path else host)
+    try:
+        file = read_registry(project, reference)
+        former = verify_catalog(file, read_trust(project.settings.files), now, str(reference))
+        known = {target.family for target in project.targets}
+        images = tuple(
+            former.images[number] for number, entry in enumerate(former.entries) if entry.family not in known
+        )
+    except (RegistryError, StatementError):  # there is none, or no valid one
+        return result
+    catalog = replace(result.catalog, images=(*result.catalog.images, *images))
+    return replace(result, catalog=catalog, kept=tuple(image.target for image in images))
 
 
 def _with_previous_revocations(

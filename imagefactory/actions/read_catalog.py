@@ -17,22 +17,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
-from imagefactory.access import Access, open_registry, registry_place
-from imagefactory.actions.catalog import CatalogRequest, CatalogResult, build_catalog
+from imagefactory.access import Access, open_registry
 from imagefactory.errors import ImagefactoryError, RegistryError, StatementError, UsageError, os_problem
-from imagefactory.fs import remove_inside, replace_bytes, replace_text
+from imagefactory.fs import remove_inside, replace_text, replacing
 from imagefactory.http import HURRIED, RetryPolicy
 from imagefactory.oci.store import ImageReference, resolve_mirror
 from imagefactory.progress import QuietProgress
-from imagefactory.project import Project, invalid_note, load_lenient, uses_catalog
+from imagefactory.project import invalid_note, load_lenient, uses_catalog
 from imagefactory.serialize import format_time
 from imagefactory.settings.choices import SettingValue, listed
 from imagefactory.settings.files import FILE_NAME
 from imagefactory.settings.load import Settings
-from imagefactory.trust.catalog import LARGEST, Catalog, CatalogSource, verify_catalog
-from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer, unpack_artifact
+from imagefactory.trust.catalog import Catalog, CatalogSource, SignedCatalog, open_catalog, verify_catalog
+from imagefactory.trust.catalog_package import catalog_repository, parse_layer
 from imagefactory.trust.policy import TrustRules, read_trust
 
 # --- The cache, so that a registry may be down and an old catalog cannot come back
@@ -66,13 +66,20 @@ class CachedCatalog:
     def _name(self) -> str:
         return hashlib.sha256(os.fsencode(self.where)).hexdigest()
 
-    def read(self) -> bytes:
-        """Return the cached bytes, empty if they cannot be read."""
+    def open(self) -> SignedCatalog | None:
+        """Return the cached file, None if it cannot be read. Raises StatementError if it is corrupt."""
         with contextlib.suppress(OSError):  # another user's may be read only
             os.utime(self.path)
+        try:
+            return open_catalog(self.path.open("rb"), "the copy kept here")
+        except OSError:
+            return None
+
+    def digest(self) -> str:
+        """Return the digest of the cached file, empty if it cannot be read."""
         with contextlib.suppress(OSError), self.path.open("rb") as file:
-            return file.read(LARGEST + 1)
-        return b""
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return ""
 
     def seen(self) -> str:
         """Return the time of the newest catalog that was read from this place, empty if unknown."""
@@ -92,19 +99,27 @@ class CachedCatalog:
                 f"run rm {self.seen_path}",
             )
 
-    def write(self, data: bytes, time: datetime) -> None:
+    def write(self, file: SignedCatalog, time: datetime) -> None:
         """Store a verified catalog and its time, and remove the least recently used ones."""
         with contextlib.suppress(OSError):
-            if data != self.read():
+            if not self._has(file):
                 directory = self.path.parent
                 directory.mkdir(parents=True, exist_ok=True)
-                replace_bytes(self.path, data)
+                with replacing(self.path) as copy:
+                    copy.writelines(file.chunks())
                 files = [path for path in directory.iterdir() if path.is_file()]
                 for path in sorted(files, key=lambda path: -path.stat().st_mtime_ns)[MOST:]:
                     remove_inside(directory, path)
         with contextlib.suppress(OSError):
             self.seen_path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self.seen_path, format_time(time))
+
+    def _has(self, file: SignedCatalog) -> bool:
+        """Return whether the cached file has the same size and head, which has the digests of the rest."""
+        with contextlib.suppress(StatementError):
+            known = self.open()
+            return known is not None and (known.end, known.head) == (file.end, file.head)
+        return False
 
 
 def place_name(location: str) -> str:
@@ -118,7 +133,7 @@ def _cached(settings: Settings, location: str) -> CachedCatalog:
 
 def cache_published(settings: Settings, registry: str, envelope: bytes, time: datetime) -> None:
     """Cache a catalog that was just published, for use while the registry is down."""
-    _cached(settings, registry).write(pack_artifact(envelope), time)
+    _cached(settings, registry).write(open_catalog(envelope, registry), time)
 
 
 def cached_expiry(settings: Settings) -> datetime | None:
@@ -126,8 +141,9 @@ def cached_expiry(settings: Settings) -> datetime | None:
     cached = _cached(settings, settings.registry.value)
     try:
         time = datetime.fromisoformat(cached.seen())
-        data = unpack_artifact(cached.read(), cached.where)
-        return verify_catalog(data, read_trust(settings.files), time, cached.where).expires
+        if (file := cached.open()) is None:
+            return None
+        return verify_catalog(file, read_trust(settings.files), time, cached.where).expires
     except (ValueError, ImagefactoryError):
         return None
 
@@ -155,11 +171,13 @@ def read_catalog(
     project, registry = load_lenient(settings, environ), settings.registry.value
     targets = (project.select_single(name),) if name else project.targets
     cached = _cached(settings, registry) if registry else None
-    request = CatalogRequest(
+    # By name: readers of a signed catalog start in half the time without what builds images.
+    builder = import_module("imagefactory.actions.catalog")
+    request = builder.CatalogRequest(
         targets=targets, now=now, named=bool(name), hurried=cached is not None and cached.path.exists()
     )
     try:
-        catalog = build_catalog(project, request, QuietProgress()).catalog
+        catalog: Catalog = builder.build_catalog(project, request, QuietProgress()).catalog
         notes = (invalid_note(tuple(project.invalid)),) if project.invalid else ()
         return replace(catalog, source=CatalogSource.MADE, notes=(*catalog.notes, *notes))
     except RegistryError as error:
@@ -179,7 +197,7 @@ class _CatalogReader:
         """Return the catalog of a place, else of its mirrors, else the cached copy."""
         cached, mirrors = _cached(self.settings, place), _mirrors(self.settings)
         try:
-            data = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else retry_policy)
+            file = self._fetch(place, cached, HURRIED if mirrors or cached.path.exists() else retry_policy)
         except (RegistryError, UsageError) as error:
             faults = [error.message]
             for mirror in mirrors:
@@ -192,26 +210,25 @@ class _CatalogReader:
                 note = f"this is the catalog of its mirror {location}, {age_of(catalog, self.now)}"
                 return self._with_notes(replace(catalog, source=CatalogSource.MIRROR), *faults, note)
             return self.read_cached(cached, error, *faults[1:])
-        return self._with_notes(self._open(cached, data, cached.where))
+        return self._with_notes(self._open(cached, file, cached.where))
 
     def read_cached(self, cached: CachedCatalog, error: RegistryError | UsageError, *faults: str) -> Catalog:
         """Return the cached copy. Raises `error` (the reason for no catalog) if no copy is valid."""
-        if not (data := cached.read()):
-            raise error
         try:
-            data = unpack_artifact(data, cached.where)
-            catalog = verify_catalog(data, self.trust, self.now, "the copy kept here")
+            if (file := cached.open()) is None:
+                raise error
+            catalog = verify_catalog(file, self.trust, self.now, "the copy kept here")
             cached.refuse_older(catalog.created)
         except StatementError as fault:
             raise type(error)(error.code, f"{error.message}\n{fault.message}", hint=error.hint) from error
         note = f"this is the catalog that is kept here, {age_of(catalog, self.now)}"
         return self._with_notes(replace(catalog, source=CatalogSource.KEPT), error.message, *faults, note)
 
-    def _open(self, cached: CachedCatalog, data: bytes, location: str) -> Catalog:
-        """Return the catalog in these bytes, and cache it. Raises StatementError if it is rejected."""
-        catalog = verify_catalog(unpack_artifact(data, location), self.trust, self.now, location)
+    def _open(self, cached: CachedCatalog, file: SignedCatalog, location: str) -> Catalog:
+        """Return the catalog in this file, and cache it. Raises StatementError if it is rejected."""
+        catalog = verify_catalog(file, self.trust, self.now, location)
         cached.refuse_older(catalog.created)
-        cached.write(data, catalog.created)
+        cached.write(file, catalog.created)
         return catalog
 
     def _with_notes(self, catalog: Catalog, *notes: str) -> Catalog:
@@ -221,19 +238,16 @@ class _CatalogReader:
             notes += (f"this catalog expires on {when}; ask your center for a new one before that",)
         return replace(catalog, notes=notes)
 
-    def _fetch(self, location: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> bytes:
+    def _fetch(self, location: str, cached: CachedCatalog, retry_policy: RetryPolicy | None) -> SignedCatalog:
         if not location.startswith("/"):
             access = Access(settings=self.settings, environ=self.environ)
-            return _read_registry(access, catalog_repository(location), cached.read(), retry_policy)
-        hint = "check the setting catalog (imagefactory config), or ask your center where the file is"
-        data = read_limited(Path(location), LARGEST, hint)
-        if len(data) > LARGEST:
-            raise StatementError(
-                "catalog-too-large",
-                f"{location} is not a catalog: it has more than {LARGEST} bytes",
-                hint="fix the setting catalog (imagefactory config)",
-            )
-        return data
+            return read_registry(access, catalog_repository(location), cached, retry_policy)
+        path = Path(location)
+        try:
+            return open_catalog(path.open("rb"), location)
+        except OSError as error:
+            hint = "check the setting catalog (imagefactory config), or ask your center where the file is"
+            raise UsageError(*os_problem("read", path, error), hint=hint) from error
 
 
 def read_limited(path: Path, largest: int, hint: str) -> bytes:
@@ -266,30 +280,13 @@ def _mirrors(settings: Settings) -> tuple[str, ...]:
     return listed(mirrors.value) if distance(mirrors) <= distance(catalog) else ()
 
 
-def with_former_families(
-    project: Project, result: CatalogResult, registry: str, now: datetime
-) -> CatalogResult:
-    """Add images of the last catalog for families whose recipes have errors now.
-
-    These images have valid verdicts and users: an error in a recipe must not remove them.
-    """
-    host, path = registry_place(project, registry)
-    reference = catalog_repository(f"{host}/{path}" if path else host)
-    try:
-        data = unpack_artifact(_read_registry(project, reference), str(reference))
-        former = verify_catalog(data, read_trust(project.settings.files), now, str(reference))
-    except (RegistryError, StatementError):  # there is none, or no valid one
-        return result
-    known = {target.family for target in project.targets}
-    images = tuple(image for image in former.images if image.family not in known)
-    catalog = replace(result.catalog, images=(*result.catalog.images, *images))
-    return replace(result, catalog=catalog, kept=tuple(image.target for image in images))
-
-
-def _read_registry(
-    access: Access, reference: ImageReference, cached: bytes = b"", retry_policy: RetryPolicy | None = None
-) -> bytes:
-    """Return the bytes of the catalog's layer, from `cached` if they are the same."""
+def read_registry(
+    access: Access,
+    reference: ImageReference,
+    cached: CachedCatalog | None = None,
+    retry_policy: RetryPolicy | None = None,
+) -> SignedCatalog:
+    """Return the catalog's layer, from `cached` if it is the same."""
     mirror = resolve_mirror(reference, access.settings.mirror_map)
     store = open_registry(access, mirror.registry, retry_policy=retry_policy)
     manifest = store.manifest(mirror.repository, mirror.tag_or_digest)
@@ -301,6 +298,6 @@ def _read_registry(
             "imagefactory site publish",
         )
     layer = parse_layer(manifest[1], str(mirror))
-    if f"sha256:{hashlib.sha256(cached).hexdigest()}" == layer.digest:
-        return cached
-    return b"".join(store.read(mirror.repository, layer))
+    if cached and cached.digest() == layer.digest and (file := cached.open()):
+        return file
+    return open_catalog(b"".join(store.read(mirror.repository, layer)), str(reference))

@@ -32,7 +32,7 @@ from imagefactory.settings.choices import CONTAINERS, HTCONDOR, KUBERNETES, SITE
 if TYPE_CHECKING:
     from imagefactory.actions.centers import JoinedCenter
     from imagefactory.gpu.values import ClaimBasis
-    from imagefactory.jobs.offer import AvailableGpu
+    from imagefactory.jobs.offer import AvailableGpus
     from imagefactory.jobs.resources import ResourceAdvice
     from imagefactory.jobs.spec import JobParameters, JobSpec
     from imagefactory.schedulers.pool import ImageKind, Inventory
@@ -266,7 +266,7 @@ def write(
     files = save_files(job, texts, force=force)
     has_pool = job.gpus and job.site.batch == HTCONDOR
     nodes = _available_pool(inventory, now) if has_pool else None
-    places: tuple[AvailableGpu, ...] = ()
+    places: tuple[AvailableGpus, ...] = ()
     if nodes:
         places = find_available_gpus(
             classifier_for(job.classes), resource_request(job), index_machines(nodes)
@@ -570,11 +570,11 @@ def gpu_rows(spec: JobSpec) -> list[JobGpuRow]:
     ]
 
 
-def _matching_json(places: Sequence[AvailableGpu], inventory: Inventory) -> PoolMatchRow:
+def _matching_json(places: Sequence[AvailableGpus], inventory: Inventory) -> PoolMatchRow:
     return PoolMatchRow(
-        matching=len(places),
-        free=sum(gpu_slot.free for gpu_slot in places),
-        uncertain=sum(gpu_slot.unsure for gpu_slot in places),
+        matching=sum(place.count for place in places),
+        free=sum(place.free for place in places),
+        uncertain=sum(place.count for place in places if place.unsure),
         total=len(inventory.gpus),
         taken=f"{inventory.taken:%Y-%m-%dT%H:%M:%SZ}",
     )

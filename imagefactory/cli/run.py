@@ -164,10 +164,9 @@ def prepare_run(
     """Find or download the image, and check the options. Raises UsageError."""
     from imagefactory.actions.centers import names_center, read_offer
     from imagefactory.actions.images import find_stored
-    from imagefactory.actions.run import fetch_offered, find_built, mounted_directory, own_start
+    from imagefactory.actions.run import WORKDIR, fetch_offered, find_built, mounted_directory, own_start
     from imagefactory.model import RunSpec
     from imagefactory.project import uses_catalog
-    from imagefactory.runtime.here import WORKDIR
     from imagefactory.runtime.limits import parse_limits
 
     call: CommandContext = ctx.obj

@@ -72,14 +72,21 @@ def search(
     from imagefactory.actions.find import FindRequest, find_images
     from imagefactory.jobs.offer import ResourceRequest
     from imagefactory.schedulers.sizes import parse_size
-    from imagefactory.views.catalog import format_matches, matches_json, next_command
+    from imagefactory.views.catalog import MOST, format_matches, matches_json, next_command
 
     now = datetime.now(UTC)
     resources = ResourceRequest(gpus=gpus, gpu_memory=parse_size(gpu_memory) if gpu_memory else 0)
     pool = _pool(inventory, now)
     if pool is None and (gpus > 1 or gpu_memory):
         write_terminal(2, "note: no pool is known here, so --gpus and --gpu-memory exclude nothing")
-    request = FindRequest(words=words, resources=resources, inventory=pool, site=site or "", now=now)
+    request = FindRequest(
+        words=words,
+        resources=resources,
+        inventory=pool,
+        site=site or "",
+        now=now,
+        most=0 if as_json else MOST,
+    )
     result = find_images(call.settings, os.environ, lambda: call.factory_if_any, request)
     print_catalog_notes(result.notes)
     if as_json:

@@ -251,9 +251,11 @@ def _probes(facts: MachineFacts) -> Iterator[Diagnosis]:
         ("package index", "build", Health.DENIED, ""),
         ("registry", "push", Health.DENIED, ""),
     ]
-    for name in ("apptainer", "docker"):
+    for name in ("apptainer", "docker", "podman"):
         use = facts.use(name)
         needed = use in ("build", "run")
+        if name == "podman" and not needed:
+            continue
         note = "" if needed else f" (only --engine {name} needs it)"
         rows.insert(0, (name, use, Health.MISSING if needed else Health.WARNING, note))
     for name, use, refused, note in rows:

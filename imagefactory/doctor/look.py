@@ -34,6 +34,7 @@ from imagefactory.lock.debian.archive import (
 )
 from imagefactory.oci.credentials import find_credentials
 from imagefactory.oci.store import split_place
+from imagefactory.progress import QUIET
 from imagefactory.recipes.read import read_bases
 from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.devices import (
@@ -46,6 +47,7 @@ from imagefactory.runtime.devices import (
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.emulator import find_emulator
 from imagefactory.runtime.limits import RunLimits, decide_limits, read_capacity
+from imagefactory.runtime.podman import PodmanRunner
 from imagefactory.runtime.sandbox.syscalls import has_landlock
 from imagefactory.runtime.unshare import attempt
 from imagefactory.settings.choices import ENGINES, SOLVERS
@@ -67,6 +69,7 @@ def check_services(access: Access, names: Collection[str] | None = None) -> tupl
     questions: dict[str, Callable[[Access], str]] = {
         "docker": _check_docker,
         "apptainer": _check_apptainer,
+        "podman": _check_podman,
         "conda": _check_conda,
         "package index": _check_index,
         "debian mirror": _check_mirror,
@@ -100,6 +103,10 @@ def _check_docker(access: Access) -> str:
         secrets=lambda _: find_secrets(package_index(access), access.environ),
     )
     return engine.require()
+
+
+def _check_podman(access: Access) -> str:
+    return PodmanRunner(access.layout, access.environ, QUIET).require()
 
 
 def _check_apptainer(access: Access) -> str:

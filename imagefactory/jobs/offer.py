@@ -8,9 +8,12 @@ CUDA version are in one class.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from imagefactory.errors import NothingSelectedError, UsageError
 from imagefactory.gpu import knowledge
@@ -362,15 +365,16 @@ class ResourceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AvailableGpu:
-    """A GPU that a job can get, with its class.
+class AvailableGpus:
+    """GPUs of one type that a job can get, on machines that are alike. `gpu` is one of them.
 
-    `free` means that as many GPUs as the job requests are free there.
+    `free` is 0 unless as many GPUs as the job requests are free on each of these machines.
     """
 
     gpu: PoolGpu
     gpu_class: GpuClass
-    free: bool
+    count: int
+    free: int
     unsure: bool
 
 
@@ -396,34 +400,70 @@ def classifier_for(classes: Iterable[GpuClass]) -> GpuClassifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineIndex:
-    """A machine prepared for many queries. Its attribute names are in lower case, as ClassAds ignore case.
+class MachineGroup:
+    """Machines with the same numbers of GPUs and the same true attributes, prepared for many queries.
 
-    `open` means that its START expression accepts any job.
+    `types` are the types of GPUs of each machine, with the number of GPUs and of free ones. Groups share the
+    value of a type. `sizes` are the memory and disk in bytes and the cores of each machine, infinite if
+    unknown, `least` the least of each. `true` are attributes in lower case, as ClassAds ignore case, None for
+    machines without attributes. `sure` means that the architecture is known and the START expression accepts
+    any job.
     """
 
-    gpus: tuple[PoolGpu, ...]
-    has: Mapping[str, object]
-    open: bool
+    types: tuple[tuple[PoolGpu, int, int], ...]
+    sizes: tuple[tuple[float, float, float], ...]
+    least: tuple[float, float, float]
+    true: frozenset[str] | None
+    sure: bool
 
 
-def index_machines(inventory: Inventory) -> tuple[MachineIndex, ...]:
+def index_machines(inventory: Inventory) -> tuple[MachineGroup, ...]:
     """Return the machines of an inventory."""
+    gpus: dict[tuple[object, ...], PoolGpu] = {}
+    groups: dict[tuple[Any, ...], list[tuple[float, float, float]]] = {}
+    for machine in inventory.machines:
+        counts: dict[tuple[object, ...], list[int]] = {}
+        for gpu in machine.gpus:
+            key = (gpu.name, gpu.capability, gpu.memory, gpu.driver, gpu.cuda, gpu.mig, gpu.host)
+            gpus.setdefault(key, gpu)
+            number = counts.setdefault(key, [0, 0])
+            number[0] += 1
+            number[1] += gpu.free
+        has = {name.lower(): value for name, value in machine.attributes.items()}
+        true = frozenset(name for name, value in has.items() if value is True) if has else None
+        is_open = machine.start.strip().lower() in ("", "true")
+        types = tuple((key, *number) for key, number in counts.items())
+        size = _size(has, "memory", MB), _size(has, "disk", 1024), _size(has, "cpus", 1)
+        groups.setdefault((types, true, is_open, "arch" in has), []).append(size)
     return tuple(
-        MachineIndex(
-            gpus=machine.gpus,
-            has={name.lower(): value for name, value in machine.attributes.items()},
-            open=machine.start.strip().lower() in ("", "true"),
+        MachineGroup(
+            types=tuple((gpus[key], number, free) for key, number, free in types),
+            sizes=tuple(sizes),
+            least=(min(row[0] for row in sizes), min(row[1] for row in sizes), min(row[2] for row in sizes)),
+            true=true,
+            sure=is_open and (has_arch or true is None),
         )
-        for machine in inventory.machines
+        for (types, true, is_open, has_arch), sizes in groups.items()
     )
 
 
+def _size(has: Mapping[str, object], name: str, unit: int) -> float:
+    value = has.get(name)
+    return value * unit if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
+
+
 def find_available_gpus(
-    classify: GpuClassifier, request: ResourceRequest, machines: Iterable[MachineIndex]
-) -> tuple[AvailableGpu, ...]:
+    classify: GpuClassifier, request: ResourceRequest, machines: Iterable[MachineGroup]
+) -> tuple[AvailableGpus, ...]:
     """Return the GPUs of these machines that a job with an image can get."""
-    return tuple(gpu for machine in machines for gpu in _on(machine, classify, request))
+    classes: dict[int, GpuClass | None] = {}
+
+    def class_of(gpu: PoolGpu) -> GpuClass | None:
+        if id(gpu) not in classes:  # groups share the values of types
+            classes[id(gpu)] = classify(gpu) if fits(gpu, request) else None
+        return classes[id(gpu)]
+
+    return tuple(gpus for group in machines for gpus in _on(group, class_of, request))
 
 
 def fits(gpu: PoolGpu, request: ResourceRequest) -> bool:
@@ -433,40 +473,35 @@ def fits(gpu: PoolGpu, request: ResourceRequest) -> bool:
     return not small and (request.mig or not gpu.mig) and (not gpu.host or gpu.host == host)
 
 
-def _on(machine: MachineIndex, classify: GpuClassifier, request: ResourceRequest) -> Iterator[AvailableGpu]:
-    fitting = [(gpu, row) for gpu in machine.gpus if (row := classify(gpu)) and fits(gpu, request)]
-    if not fitting or len(fitting) < request.gpus:
+def _on(group: MachineGroup, class_of: GpuClassifier, request: ResourceRequest) -> Iterator[AvailableGpus]:
+    fitting = [(gpu, row, count, free) for gpu, count, free in group.types if (row := class_of(gpu))]
+    if not fitting or sum(count for *_, count, _ in fitting) < request.gpus:
         return
-    large = _is_large_enough(machine, request)
-    if large is False:
+    if group.true is not None and any(need.lower() not in group.true for need in request.needs):
         return
-    enough = sum(gpu.free for gpu, _ in fitting) >= request.gpus
-    for gpu, gpu_class in fitting:
-        yield AvailableGpu(gpu=gpu, gpu_class=gpu_class, free=gpu.free and enough, unsure=large is None)
+    amounts = (request.memory, request.disk, request.cpus)
+    machines = len(group.sizes)
+    if any(map(operator.lt, group.least, amounts)):
+        machines = sum(not any(map(operator.lt, sizes, amounts)) for sizes in group.sizes)
+    if not machines:
+        return
+    enough = sum(free for *_, free in fitting) >= request.gpus
+    unsure = not group.sure or (group.true is None and bool(request.needs))
+    for gpu, gpu_class, count, free in fitting:
+        yield AvailableGpus(
+            gpu=gpu,
+            gpu_class=gpu_class,
+            count=count * machines,
+            free=free * machines if enough else 0,
+            unsure=unsure,
+        )
 
 
-def _is_large_enough(machine: MachineIndex, request: ResourceRequest) -> bool | None:
-    """Return whether a machine has enough memory, disk and cores for the request, None if unknown."""
-    has = machine.has
-    for name, amount, unit in (
-        ("memory", request.memory, MB),
-        ("disk", request.disk, 1024),
-        ("cpus", request.cpus, 1),
-    ):
-        most = has.get(name)
-        if isinstance(most, int | float) and not isinstance(most, bool) and most * unit < amount:
-            return False
-    if has and any(has.get(need.lower()) is not True for need in request.needs):
-        return False
-    known = "arch" in has if has else not request.needs
-    return True if known and machine.open else None
-
-
-def format_available(places: Sequence[AvailableGpu], inventory: Inventory, now: datetime) -> str:
+def format_available(places: Sequence[AvailableGpus], inventory: Inventory, now: datetime) -> str:
     """Return `GPUs that match: 12 of 40, 3 free now`, with the time of the inventory if it is not current."""
     total = len(inventory.gpus)
-    text = f"GPUs that match: {len(places)} of {total}"
-    unsure = sum(place.unsure for place in places)
+    text = f"GPUs that match: {sum(place.count for place in places)} of {total}"
+    unsure = sum(place.count for place in places if place.unsure)
     if when := free_when(inventory, now):
         text += f", {sum(place.free for place in places)} free {when}"
     return text + (f" ({unsure} of them on machines that may reject the job)" if unsure else "")

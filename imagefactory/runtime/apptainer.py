@@ -27,11 +27,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 from imagefactory.errors import ImagefactoryError, ToolError, UsageError
 from imagefactory.fs import temporary_directory
@@ -40,17 +38,16 @@ from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
 from imagefactory.runtime.devices import GpuDevices, find_gpus
 from imagefactory.runtime.protocol import (
-    BoundedOutput,
+    GRACE_SECONDS,
     RunnerSupport,
     check_limits_supported,
     check_spec,
     planned_mounts,
+    read_output,
     signals_to_command,
 )
 from imagefactory.runtime.sandbox.terminals import END_NOW, descendants
 from imagefactory.runtime.unshare import SANDBOX, unrecorded_bytes
-
-GRACE_SECONDS = 10.0
 
 EnsureSif = Callable[[Image], SifArtifact]
 
@@ -237,33 +234,18 @@ def _collect(
     process: subprocess.Popen[bytes], timeout: float | None, *, relayed: bool
 ) -> tuple[str, str, bool]:
     """Return both streams, and whether the time limit was reached. No process remains."""
-    output = BoundedOutput()
-
-    def read(name: str, stream: IO[bytes]) -> None:
-        with stream:
-            while data := stream.read1(1 << 16):  # type: ignore[attr-defined]
-                output.add(name, data)
-
-    threads = [
-        threading.Thread(target=read, args=(name, stream), daemon=True)
-        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr))
-        if stream is not None
-    ]
     timed_out = False
     try:
-        for thread in threads:
-            thread.start()
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            if relayed:  # it passes on the output until now
-                process.send_signal(END_NOW)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_SECONDS)
-            _end(process)
-        for thread in threads:
-            thread.join(GRACE_SECONDS)
+        with read_output(process) as output:
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+                if relayed:  # it passes on the output until now
+                    process.send_signal(END_NOW)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(GRACE_SECONDS)
+                _end(process)
     finally:
         _end(process)
     return output.text("stdout"), output.text("stderr"), timed_out

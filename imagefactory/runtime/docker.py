@@ -32,6 +32,7 @@ from imagefactory.progress import QUIET, Progress
 from imagefactory.runtime.devices import AmdGpus, count_gpus, find_amd_gpus, find_device_nodes
 from imagefactory.runtime.docker_daemon import DockerDaemon, run_name
 from imagefactory.runtime.protocol import (
+    GRACE_SECONDS,
     BoundedOutput,
     RunnerSupport,
     check_limits_supported,
@@ -50,8 +51,6 @@ MOST_PROCESSES = 32768
 SHARED_MEMORY = "50%"
 """The size of /dev/shm, in percent of the memory. Docker's own 64 MB stop data loaders."""
 KILLED = 128 + signal.SIGKILL
-GRACE_SECONDS = 10
-"""Seconds for a command to end by itself when its runner is ended, as in `docker stop`."""
 OUTPUT_SECONDS = 30
 """Seconds for output to arrive after the command has ended."""
 KILL_AGAIN = 0.5
@@ -235,7 +234,7 @@ class DockerRunner:
                 "podman-ignores-gpus",
                 f"podman answers at {self.daemon.place}, and podman ignores the request for "
                 "GPUs: the command would silently run without one",
-                hint="set DOCKER_HOST to a dockerd, or use --runner unshare or --runner apptainer",
+                hint="use --runner podman, or set DOCKER_HOST to a dockerd",
             )
         if not spec.capture and shutil.which("docker", path=self.daemon.environ.get("PATH")) is None:
             raise ToolError(

@@ -6,9 +6,11 @@ import contextlib
 import os
 import posixpath
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import IO, Protocol
 
 from imagefactory.errors import ToolError, UsageError
 from imagefactory.model import CommandResult, Mount, RunSpec
@@ -19,6 +21,8 @@ from imagefactory.progress import Progress
 
 OUTPUT_LIMIT = 16 << 20  # bytes of each stream; an untrusted image may print without end
 PATH_LIMIT, NAME_LIMIT = 4000, 255  # bytes; PATH_MAX less the directory of a sandbox
+GRACE_SECONDS = 10
+"""Seconds for a command to end by itself when its runner is ended, and for its last output to arrive."""
 RESERVED = ("/proc", "/sys", "/dev")
 
 
@@ -157,6 +161,28 @@ class BoundedOutput:
     def text(self, name: str) -> str:
         text = self._data[name].decode(errors="replace")
         return f"{text}\n[cut after {OUTPUT_LIMIT} bytes]\n" if name in self._cut else text
+
+
+@contextlib.contextmanager
+def read_output(process: subprocess.Popen[bytes]) -> Iterator[BoundedOutput]:
+    """Read the captured streams of a process during the block, and at its end what they still have."""
+    output = BoundedOutput()
+
+    def read(name: str, stream: IO[bytes]) -> None:
+        with stream:
+            while data := stream.read1(1 << 16):  # type: ignore[attr-defined]
+                output.add(name, data)
+
+    threads = [
+        threading.Thread(target=read, args=(name, stream), daemon=True)
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr))
+        if stream is not None
+    ]
+    for thread in threads:
+        thread.start()
+    yield output
+    for thread in threads:
+        thread.join(GRACE_SECONDS)
 
 
 @contextlib.contextmanager

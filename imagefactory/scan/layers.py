@@ -22,7 +22,7 @@ from imagefactory.gpu.capability import parse_code
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.oci.inflate import CorruptDataError, plain_layer
 from imagefactory.oci.layout import Layout
-from imagefactory.oci.manifests import OciLayer
+from imagefactory.oci.manifests import Image, OciLayer
 from imagefactory.oci.sif import read_partition
 from imagefactory.oci.tar_stream import (
     DIRECTORY,
@@ -83,6 +83,15 @@ def get_scan(layout: Layout, digest: str) -> LayerScan | None:
     """Return the stored scan of a layer, None if it is missing, of another scanner or unreadable."""
     value = layout.recall(RECORDS, layout.blob_path(digest).name)
     return None if value is None else parse_scan(value)
+
+
+def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
+    """Return earlier scans of the layers of an image, None if one of them was never scanned."""
+    scans = [get_scan(layout, layer.descriptor.digest) for layer in image.layers]
+    known = [scan for scan in scans if scan is not None]
+    if not known or len(known) < len(scans):
+        return None
+    return format_contents(f"the image {image.name} in the store", merge_layers(known))
 
 
 def format_scan(scan: LayerScan) -> dict[str, object]:

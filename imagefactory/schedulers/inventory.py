@@ -19,6 +19,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypedDict
@@ -30,7 +31,7 @@ from imagefactory.gpu.drivers import parse_driver
 from imagefactory.gpu.values import mig_profile
 from imagefactory.matrix.gpus import GpuGroup, parse_gpus
 from imagefactory.recipes.yaml_tree import YamlLimits, YamlNode, parse_tree, recipe_problem
-from imagefactory.schedulers.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, with_host
+from imagefactory.schedulers.htcondor.ads import ATTRIBUTE, CUDA, DEVICE, ID, NAME, host_of
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.outcome import clean
 from imagefactory.versions import nearest
@@ -180,7 +181,9 @@ def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
     An inventory without a time gets the time `changed` of its file. Raises UsageError, or RecipeError for
     YAML. Both name `file`.
     """
-    begin = re.sub(r"(?m)^\s*(?:#.*|---\s*)?$", "", text).lstrip()[:1]
+    begin = text.lstrip()[:1]
+    if begin != "{":  # a large file is JSON
+        begin = re.sub(r"(?m)^\s*(?:#.*|---\s*)?$", "", text).lstrip()[:1]
     if begin in ("-", "["):
         return _of_list(parse_gpus(text, file), file, changed)
     document = _parse_json(text, file) if begin in ("{", "") else _plain(parse_tree(text, file, YAML_LIMITS))
@@ -188,11 +191,12 @@ def parse_inventory(text: str, file: str, changed: datetime) -> Inventory:
     if top.values["format"] != FORMAT:
         top.at("format").refuse(top.values["format"], f'write "{FORMAT}"')
     machines = top.rows("machines", MAX_MACHINES)
+    types: _Types = {}
     notes = top.rows("notes", MAX_MACHINES, [])
     return Inventory(
         pool=top.text("pool", NAME, "the pool's name"),
         taken=_moment(top) if "taken" in top.values else changed,
-        machines=tuple(_machine(top.at(f"machines[{i}]"), value) for i, value in enumerate(machines)),
+        machines=tuple(_machine(top.at(f"machines[{i}]"), value, types) for i, value in enumerate(machines)),
         notes=tuple(clean(str(note)) for note in notes),
     )
 
@@ -264,11 +268,11 @@ def _parse_json(text: str, file: str) -> object:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is a duplicate key")
-    return dict(pairs)
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is a duplicate key")
+    return values
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -339,7 +343,7 @@ def _moment(top: _JsonLocation) -> datetime:
         top.at("taken").refuse(value, "write the time in UTC: 2026-11-22T06:00:00Z")
 
 
-def _machine(job_directory: _JsonLocation, value: object) -> PoolMachine:
+def _machine(job_directory: _JsonLocation, value: object, types: _Types) -> PoolMachine:
     row = job_directory.fields(value, _MACHINE, ("name", "gpus"))
     name = row.text("name", NAME, "the machine's name: letters, digits, dots, dashes, @")
     if not name:
@@ -349,11 +353,12 @@ def _machine(job_directory: _JsonLocation, value: object) -> PoolMachine:
         row.at("start").refuse(start, "write its START expression in one line, or nothing")
     gpus = row.rows("gpus", MAX_GPUS)
     attributes = _attributes(row.at("attributes"), row.values.get("attributes", {}))
+    host = host_of(attributes)
     return PoolMachine(
         name=name,
         attributes=attributes,
         start=start,
-        gpus=with_host((_gpu(row.at(f"gpus[{i}]"), gpu) for i, gpu in enumerate(gpus)), attributes),
+        gpus=tuple(_gpu(row, i, gpu, types, host) for i, gpu in enumerate(gpus)),
     )
 
 
@@ -376,7 +381,38 @@ def _attributes(job_directory: _JsonLocation, value: object) -> dict[str, str | 
     return value
 
 
-def _gpu(job_directory: _JsonLocation, value: object) -> PoolGpu:
+_Types = dict[tuple[object, ...], PoolGpu]
+"""GPUs by the values of their JSON except the IDs. In a large pool, most rows differ only in these."""
+_ID = re.compile(ID, re.ASCII)
+
+
+def _gpu(machine: _JsonLocation, number: int, value: object, types: _Types, host: str) -> PoolGpu:
+    if not isinstance(value, dict):
+        return replace(_parse_gpu(machine.at(f"gpus[{number}]"), value), host=host)
+    key = (host, *((name, repr(item)) for name, item in value.items() if name not in _IDS))
+    ids = own_id, uuid = value.get("id", ""), value.get("uuid", "")
+    if key not in types or not all(isinstance(text, str) and _ID.fullmatch(text) for text in ids):
+        types[key] = replace(_parse_gpu(machine.at(f"gpus[{number}]"), value), host=host)
+        return types[key]
+    known = types[key]
+    return PoolGpu(
+        id=own_id,
+        uuid=uuid,
+        name=known.name,
+        capability=known.capability,
+        memory=known.memory,
+        driver=known.driver,
+        cuda=known.cuda,
+        mig=known.mig,
+        free=known.free,
+        host=host,
+    )
+
+
+_IDS = ("id", "uuid")
+
+
+def _parse_gpu(job_directory: _JsonLocation, value: object) -> PoolGpu:
     row = job_directory.fields(value, _GPU, ("capability",))
     memory = row.values.get("memory", 0)
     if isinstance(memory, bool) or not isinstance(memory, int) or not 0 <= memory < 2**60:

@@ -45,6 +45,7 @@ ENGINES = {
 RUNNERS = {
     "unshare": RunnerRow(module="imagefactory.runtime.unshare", extra="build", brings_emulator=True),
     "docker": RunnerRow(module="imagefactory.runtime.docker", extra="docker"),
+    "podman": RunnerRow(module="imagefactory.runtime.podman", extra="build"),
     "apptainer": RunnerRow(module="imagefactory.runtime.apptainer", extra="apptainer"),
 }
 """The runners of `--runner`, by name."""

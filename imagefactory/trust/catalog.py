@@ -1,26 +1,38 @@
 """Catalogs as bytes: imagefactory writes and signs them for people who have no project.
 
-    Catalog -> format_catalog() -> sign_catalog() -> envelope
-    envelope + TrustRules + now -> verify_catalog() -> Catalog
+    Catalog -> format_catalog() -> sign_catalog() -> file
+    file -> open_catalog() -> SignedCatalog + TrustRules + now -> verify_catalog() -> Catalog
 
-One DSSE envelope contains everything, including the envelopes of verdicts. The parser accepts only the output
-of the formatter. A catalog is valid for LIFE. This limits how long an attacker can hide a newer catalog or
-its revocations.
+A file is a DSSE envelope, a line feed, and the images, each compressed. The envelope contains an index: the
+name of each image, and the digest and size of its bytes. So the one signature covers everything, and an image
+is read, checked and parsed when it is used. An image contains the envelopes of its verdicts. In catalogs of
+format 1 the envelope contains everything.
+
+The parser accepts only the output of the formatter. A catalog is valid for LIFE. This limits how long an
+attacker can hide a newer catalog or its revocations.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import json
+import os
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from itertools import accumulate
+from typing import Annotated, Any, BinaryIO, overload
 
 from imagefactory.errors import StatementError, UsageError
 from imagefactory.gpu.builds import ROCM
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
-from imagefactory.model import NO_CUDA
+from imagefactory.model import NO_CUDA, Outcome
 from imagefactory.oci.store import parse_reference
 from imagefactory.serialize import (
     CAPABILITY,
@@ -30,6 +42,7 @@ from imagefactory.serialize import (
     Digest,
     MaxRows,
     Name,
+    NumberRange,
     ObjectSchema,
     PairsAsObject,
     Pattern,
@@ -38,7 +51,13 @@ from imagefactory.serialize import (
     invalid_value_error,
     parse_value,
 )
-from imagefactory.trust.envelope import EnvelopeForm, format_json, parse_json, sign_envelope
+from imagefactory.trust.envelope import (
+    EnvelopeForm,
+    format_json,
+    parse_envelope,
+    parse_json,
+    sign_envelope,
+)
 from imagefactory.trust.judgement import period_problem, verify_envelope
 from imagefactory.trust.keys import NAME, SigningKey
 from imagefactory.trust.policy import TrustRules
@@ -125,6 +144,54 @@ class CatalogImage:
         return any(sif.subject.manifest == self.subject.manifest for sif in self.sifs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry:
+    """The row of an image in the index: its name, and `size` bytes with the digest `sha256`.
+
+    The signer of the catalog lists its capabilities with a verdict or a positive prediction, as `7.0 8.0`.
+    They only select the images to read first: nothing is shown as verified by them.
+    """
+
+    target: str
+    family: str
+    framework: str
+    version: str
+    cuda: str
+    verified: str
+    predicted: str
+    sha256: str
+    size: int
+
+
+class CatalogImages(Sequence[CatalogImage]):
+    """The images of a signed catalog, each read when it is used. Raises StatementError for a corrupt one."""
+
+    def __init__(self, entries: Sequence[CatalogEntry], load: Callable[[int], CatalogImage]) -> None:
+        self.entries, self._load = tuple(entries), load
+        self._images: dict[int, CatalogImage] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, number: int) -> CatalogImage: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[CatalogImage, ...]: ...
+    def __getitem__(self, number: int | slice) -> CatalogImage | tuple[CatalogImage, ...]:
+        if isinstance(number, slice):
+            return tuple(self[each] for each in range(*number.indices(len(self))))
+        number = range(len(self))[number]
+        if number not in self._images:
+            self._images[number] = self._load(number)
+        return self._images[number]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.entries)
+
+
 class CatalogSource(StrEnum):
     """The source of a catalog: this process, the configured address, a mirror, or the local cache."""
 
@@ -150,7 +217,7 @@ class Catalog:
 
     created: datetime
     expires: datetime
-    images: tuple[CatalogImage, ...]
+    images: Sequence[CatalogImage]
     suites: tuple[str, ...] = ()
     keyid: str = ""
     source: CatalogSource = field(default=CatalogSource.PLACE, compare=False)
@@ -158,6 +225,13 @@ class Catalog:
 
     def expires_soon(self, now: datetime) -> bool:
         return self.expires - now < SOON
+
+    @property
+    def entries(self) -> Sequence[CatalogEntry]:
+        """Return the index of the images, without reading them."""
+        if isinstance(self.images, CatalogImages):
+            return self.images.entries
+        return tuple(_entry(image, b"") for image in self.images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,12 +254,15 @@ class ImageOffer:
     sifs: tuple[SifOffer, ...] = ()
 
 
-FORMAT = 1
+FORMAT = 2
 CATALOG_TYPE = "application/vnd.imagefactory.catalog+json"
 LARGEST = 96 << 20
+"""The limit of an envelope, and of one image, in bytes."""
+LARGEST_IMAGES = 256 << 20
+"""The limit of all images as they are in a file, in bytes."""
 FORM = EnvelopeForm(payload_type=CATALOG_TYPE, largest=LARGEST)
 LIFE = timedelta(days=30)
-MOST_IMAGES, MOST_OTHERS = 5000, 1000
+MOST_IMAGES, MOST_OTHERS = 20_000, 1000
 
 # `2.3.1`, `0.4.26.dev1+cu12`, `3.11`; of CUDA `12.1` or `12`; of drivers `530.30.02` or `525`.
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
@@ -194,6 +271,7 @@ _CUDA = re.compile(rf"{_NUMBERS.pattern}|{ROCM}{_NUMBERS.pattern}|{NO_CUDA}")
 _FRAMEWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9]+(?:/[a-z0-9]+)?")
 _KEYID = re.compile(r"[0-9a-f]{64}")
+_CAPABILITIES = re.compile(rf"(?:{CAPABILITY.pattern})(?: (?:{CAPABILITY.pattern})){{0,{MOST_OTHERS}}}")
 _RULE = re.compile(r"[a-z0-9][a-z0-9:._-]{0,127}")
 
 _SUBJECT = ObjectSchema(index=Digest, manifest=Digest, config=Digest)
@@ -254,36 +332,138 @@ _PLAIN = (
     "driver",
     "required",
 )
-_CATALOG_SCHEMA = ObjectSchema(
-    format=Annotated[int, Constant(FORMAT)],
-    created=datetime,
-    expires=datetime,
-    suites=Annotated[tuple[Digest, ...], MaxRows(MOST_OTHERS)],
-    images=Annotated[tuple[object, ...], MaxRows(MOST_IMAGES)],
+_ENTRY = ObjectSchema(
+    target=Name,
+    family=Name,
+    framework=Annotated[str, Pattern(_FRAMEWORK)],
+    version=Annotated[str, Pattern(_VERSION)],
+    cuda=Annotated[str, Pattern(_CUDA)],
+    verified=Annotated[str, Pattern(_CAPABILITIES, empty=True)],
+    predicted=Annotated[str, Pattern(_CAPABILITIES, empty=True)],
+    sha256=Digest,
+    size=Annotated[int, NumberRange(1, LARGEST)],
 )
 
 
-def sign_catalog(catalog: Catalog, key: SigningKey) -> bytes:
-    """Return the envelope of a catalog. Raises StatementError if readers would reject the catalog."""
-    payload = format_catalog(catalog)
-    parse_catalog(payload, "the catalog to sign", key.keyid)
-    envelope = sign_envelope(payload, key, FORM)
-    if len(envelope) > LARGEST:
+def _catalog_schema(version: int) -> ObjectSchema:
+    return ObjectSchema(
+        format=Annotated[int, Constant(version)],
+        created=datetime,
+        expires=datetime,
+        suites=Annotated[tuple[Digest, ...], MaxRows(MOST_OTHERS)],
+        images=Annotated[tuple[object, ...], MaxRows(MOST_IMAGES)],
+    )
+
+
+_SCHEMA, _SCHEMA_1 = _catalog_schema(FORMAT), _catalog_schema(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedCatalog:
+    """A file with a catalog: its envelope, and the images from `start` to `end`.
+
+    `read` returns the bytes at a position, of a size.
+    """
+
+    envelope: bytes
+    read: Callable[[int, int], bytes]
+    start: int
+    end: int
+
+    @property
+    def head(self) -> bytes:
+        """Return the bytes before the images, which have the digest of each image."""
+        return self.read(0, self.start)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the file."""
+        for start in range(0, self.end, _CHUNK):
+            yield self.read(start, min(_CHUNK, self.end - start))
+
+
+_CHUNK = 1 << 20
+
+
+def open_catalog(source: bytes | BinaryIO, location: str) -> SignedCatalog:
+    """Read the envelope in a file, which stays open. The envelope is plain or compressed with gzip.
+
+    Raises StatementError for corrupt data, and for a file that is too large.
+    """
+    read: Callable[[int, int], bytes]
+    if isinstance(source, bytes):
+        end, read = len(source), lambda start, size: source[start : start + size]
+    else:
+        end = os.fstat(source.fileno()).st_size
+        # Other threads read the file too.
+        read = lambda start, size: os.pread(source.fileno(), size, start)  # noqa: E731
+    packed = read(0, 2) == b"\x1f\x8b"
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    head, start = io.BytesIO(), 0
+    while chunk := read(start, _CHUNK):
+        start += len(chunk)
+        try:
+            piece = stream.decompress(chunk, LARGEST + 1 - head.tell()) if packed else chunk
+        except zlib.error as error:
+            raise _corrupt(location, str(error)) from error
+        line = piece.find(b"\n")
+        head.write(piece if line < 0 else piece[:line])
+        if head.tell() > LARGEST:
+            raise StatementError(
+                "catalog-too-large",
+                f"{location} is not a catalog: it has more than {LARGEST} bytes",
+                hint="check the address of the catalog, or let its owner publish fewer targets",
+            )
+        if packed and stream.eof:
+            start -= len(stream.unused_data)
+            break
+        if not packed and line >= 0:
+            start -= len(piece) - line - 1
+            break
+    if packed and not stream.eof:
+        raise _corrupt(location, "the compressed data is truncated")
+    if end - start > LARGEST_IMAGES:
         raise StatementError(
             "catalog-too-large",
-            f"the catalog has {len(envelope)} bytes, the limit is {LARGEST}",
+            f"the images of {location} have {end - start} bytes, the limit is {LARGEST_IMAGES}",
+            hint="let its owner publish fewer targets",
+        )
+    return SignedCatalog(envelope=head.getvalue(), read=read, start=start, end=end)
+
+
+def _corrupt(location: str, problem: str) -> StatementError:
+    return StatementError("catalog-corrupt", f"{location} is corrupt: {problem}", hint="download it again")
+
+
+def sign_catalog(catalog: Catalog, key: SigningKey) -> bytes:
+    """Return the file of a catalog, compressed. Raises StatementError if readers would reject the catalog.
+
+    Equal catalogs have equal bytes.
+    """
+    payload, images = format_catalog(catalog)
+    envelope = sign_envelope(payload, key, FORM)
+    if len(envelope) > LARGEST or len(images) > LARGEST_IMAGES:
+        raise StatementError(
+            "catalog-too-large",
+            f"the catalog has {len(envelope)} bytes, and its images {len(images)}: the limits are "
+            f"{LARGEST} and {LARGEST_IMAGES}",
             hint="include fewer targets: imagefactory site publish TARGET...",
         )
-    return envelope
+    data = gzip.compress(envelope + b"\n", 9, mtime=0) + images
+    for _ in parse_catalog(payload, "the catalog to sign", key.keyid, open_catalog(data, "it")).images:
+        pass  # each is parsed
+    return data
 
 
-def verify_catalog(data: bytes, trust: TrustRules, now: datetime, location: str = "the catalog") -> Catalog:
+def verify_catalog(
+    file: SignedCatalog | bytes, trust: TrustRules, now: datetime, location: str = "the catalog"
+) -> Catalog:
     """Return a catalog that a trusted key signed and that has not expired. Messages begin with `location`.
 
     Raises StatementError with the status of the problem: unsigned, edited, wrong-key, key-retired, expired,
     not-yet, malformed.
     """
-    envelope_result = verify_envelope(data, trust, FORM)
+    signed = open_catalog(file, location) if isinstance(file, bytes) else file
+    envelope_result = verify_envelope(signed.envelope, trust, FORM)
     if (
         envelope_result.envelope is None
         or envelope_result.key is None
@@ -291,8 +471,12 @@ def verify_catalog(data: bytes, trust: TrustRules, now: datetime, location: str 
     ):
         raise _rejection(location, envelope_result.standing, envelope_result.why)
     try:
-        catalog = parse_catalog(envelope_result.envelope.payload, "the catalog", envelope_result.key.keyid)
+        catalog = parse_catalog(
+            envelope_result.envelope.payload, "the catalog", envelope_result.key.keyid, signed
+        )
     except StatementError as error:
+        if error.code == "catalog-corrupt":
+            raise
         raise _rejection(location, VerdictStatus.MALFORMED, error.message) from error
     # The key must be valid now, too: the owner of a retired key can backdate a catalog.
     late = period_problem(envelope_result.key, catalog.created) or period_problem(
@@ -341,20 +525,54 @@ def _rejection(location: str, standing: VerdictStatus, reason: str) -> Statement
     return StatementError("catalog-rejected", f"{location} is rejected: {standing}, {reason}", hint=hint)
 
 
-def format_catalog(catalog: Catalog) -> bytes:
-    """Return the bytes of the payload, without `keyid`. Times are in whole seconds."""
-    return format_json(
+def format_catalog(catalog: Catalog) -> tuple[bytes, bytes]:
+    """Return the payload, without `keyid`, and the images. Times are in whole seconds."""
+    images = [gzip.compress(format_json(format_image(image)), 9, mtime=0) for image in catalog.images]
+    rows = [format_value(_entry(image, data)) for image, data in zip(catalog.images, images, strict=True)]
+    payload = format_json(
         {
             "format": FORMAT,
             "created": format_time(catalog.created),
             "expires": format_time(catalog.expires),
             "suites": list(catalog.suites),
-            "images": [_format_image(image) for image in catalog.images],
+            "images": rows,
         }
+    )
+    return payload, b"".join(images)
+
+
+def _entry(image: CatalogImage, data: bytes) -> CatalogEntry:
+    """Return the row of an image in the index."""
+    envelopes = [image.envelopes, *(sif.envelopes for sif in image.sifs)]
+    capabilities = {_capability(envelope) for rows in envelopes for _, envelope in rows}
+    return CatalogEntry(
+        target=image.target,
+        family=image.family,
+        framework=image.framework,
+        version=image.version,
+        cuda=image.cuda,
+        verified=" ".join(sorted(filter(None, capabilities))),
+        predicted=" ".join(sorted({name for name, claim in image.predicted if claim.answer is not _NO})),
+        sha256=f"sha256:{hashlib.sha256(data).hexdigest()}",
+        size=len(data),
     )
 
 
-def _format_image(image: CatalogImage) -> dict[str, Any]:
+_NO = Compatibility.NO
+
+
+def _capability(envelope: bytes) -> str:
+    """Return the capability on which a verdict says that the image runs, empty without one. Unchecked."""
+    with suppress(StatementError, ValueError, KeyError, TypeError):
+        predicate = json.loads(parse_envelope(envelope, "verdict").payload)["predicate"]
+        capability = predicate["device"]["capability"]
+        if predicate["outcome"] == Outcome.VERIFIED and CAPABILITY.fullmatch(capability):
+            return str(capability)
+    return ""
+
+
+def format_image(image: CatalogImage) -> dict[str, Any]:
+    """Return an image as JSON."""
     return {
         **{name: getattr(image, name) for name in _PLAIN},
         **_format_place(image),
@@ -391,26 +609,72 @@ def _format_envelopes(envelopes: Envelopes) -> dict[str, object]:
     return {digest: parse_json(data, digest) for digest, data in envelopes}
 
 
-def parse_catalog(payload: bytes, location: str, keyid: str) -> Catalog:
-    """Parse a payload. Raises StatementError for anything but the output of `format_catalog`."""
-    row = _CATALOG_SCHEMA.parse(parse_json(payload, location, LARGEST), location)
+def parse_catalog(payload: bytes, location: str, keyid: str, file: SignedCatalog | None = None) -> Catalog:
+    """Parse a payload, of the catalog in `file`. Raises StatementError for anything but the output of
+    `format_catalog`. Its images are parsed when they are used.
+    """
+    value = parse_json(payload, location, LARGEST)
+    old = file is None or (isinstance(value, dict) and value.get("format") == 1)
+    row = (_SCHEMA_1 if old else _SCHEMA).parse(value, location)
+    images: Sequence[CatalogImage]
+    if old or file is None:
+        rows = [(f"{location}: images[{number}]", value) for number, value in enumerate(row["images"])]
+        images = tuple(_parse_image(value, at) for at, value in rows)
+        names = [image.target for image in images]
+    else:
+        images = _index(row["images"], location, file)
+        names = [entry.target for entry in images.entries]
     catalog = Catalog(
         created=row["created"],
         expires=row["expires"],
         suites=row["suites"],
-        images=tuple(
-            _parse_image(value, f"{location}: images[{number}]") for number, value in enumerate(row["images"])
-        ),
+        images=images,
         keyid=keyid,
     )
     if not timedelta(0) < catalog.expires - catalog.created <= LIFE:
         raise invalid_value_error(
             f"{location}: expires", f"it is not within {LIFE.days} days after it was created"
         )
-    names = [image.target for image in catalog.images]
     if len(set(names)) != len(names):
         raise invalid_value_error(f"{location}: images", "it has a duplicate target")
     return catalog
+
+
+def _index(rows: Sequence[object], location: str, file: SignedCatalog) -> CatalogImages:
+    """Return the images of a file. Raises StatementError if it does not have their bytes."""
+    entries = [
+        CatalogEntry(**_ENTRY.parse(value, f"{location}: images[{number}]"))
+        for number, value in enumerate(rows)
+    ]
+    starts = list(accumulate((entry.size for entry in entries), initial=file.start))
+    if starts[-1] != file.end:
+        raise _corrupt(location, f"it has {file.end} bytes, not {starts[-1]}")
+
+    def load(number: int) -> CatalogImage:
+        return _read_image(entries[number], file.read(starts[number], entries[number].size), location)
+
+    return CatalogImages(entries, load)
+
+
+def _read_image(entry: CatalogEntry, data: bytes, location: str) -> CatalogImage:
+    """Return an image from its bytes. Raises StatementError unless they are those in the index."""
+    at = f"{location}: {entry.target}"
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != entry.sha256:
+        raise _corrupt(at, "its bytes are not those that were signed")
+    stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        text = stream.decompress(data, LARGEST + 1)
+    except zlib.error as error:
+        raise _corrupt(at, str(error)) from error
+    if not stream.eof or stream.unused_data:
+        raise invalid_value_error(at, "it is larger than the limit, or has more than one part")
+    image = _parse_image(parse_json(text, at, LARGEST), at)
+    if any(getattr(image, name) != getattr(entry, name) for name in _NAMES):
+        raise invalid_value_error(at, "it is not the image of its row in the index")
+    return image
+
+
+_NAMES = ("target", "family", "framework", "version", "cuda")
 
 
 def _parse_image(value: object, location: str) -> CatalogImage:

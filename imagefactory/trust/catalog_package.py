@@ -4,7 +4,7 @@
     <registry>/catalog:<YYYYMMDD>-<12 hex>        each catalog, under a separate tag
     <registry>/catalog:invitation                 the invitation to the catalog (invitation.py)
 
-Catalogs and invitations are OCI artifacts with one layer, compressed with gzip.
+Catalogs and invitations are OCI artifacts with one layer, compressed with gzip. A catalog compresses itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from imagefactory.oci.inflate import GZIP, CorruptDataError, inflate
 from imagefactory.oci.manifests import Descriptor, artifact_type, parse_descriptor
 from imagefactory.oci.store import ImageReference, split_place, split_tagged
 from imagefactory.serialize import DIGEST
-from imagefactory.trust.catalog import LARGEST
+from imagefactory.trust.catalog import LARGEST, LARGEST_IMAGES
 
 REPOSITORY, CURRENT = "catalog", "current"
 LARGEST_PACKED = 64 << 20
@@ -28,17 +28,19 @@ LARGEST_PACKED = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactFormat:
-    """A type of artifact: its name, and the media types of its manifest and of its layer."""
+    """A type of artifact: its name, the media types of its manifest and layer, and the layer's limit."""
 
     name: str
     artifact_type: str
     layer_type: str
+    largest: int = LARGEST_PACKED
 
 
 CATALOG_ARTIFACT = ArtifactFormat(
     name="catalog",
     artifact_type="application/vnd.imagefactory.catalog.v1+json",
     layer_type="application/vnd.dsse.envelope.v1+json+gzip",
+    largest=LARGEST_PACKED + LARGEST_IMAGES,
 )
 INVITATION = ArtifactFormat(
     name="invitation",
@@ -70,8 +72,8 @@ def catalog_repository(text: str) -> ImageReference:
 
 
 def pack_artifact(envelope: bytes) -> bytes:
-    """Compress with gzip. Equal input gives equal bytes."""
-    return gzip.compress(envelope, 9, mtime=0)
+    """Compress with gzip if it is not compressed. Equal input gives equal bytes."""
+    return envelope if envelope.startswith(_MAGIC) else gzip.compress(envelope, 9, mtime=0)
 
 
 def unpack_artifact(data: bytes, location: str, largest: int | None = None) -> bytes:
@@ -107,7 +109,7 @@ def parse_layer(manifest: bytes, location: str, kind: ArtifactFormat = CATALOG_A
         if artifact_type(value) != kind.artifact_type:
             raise ValueError(f"its type is {artifact_type(value)[:80]!r}")
         (layer,) = map(parse_descriptor, value["layers"])
-        if layer.media_type != kind.layer_type or not 0 < layer.size <= LARGEST_PACKED:
+        if layer.media_type != kind.layer_type or not 0 < layer.size <= kind.largest:
             raise ValueError(f"its layer has type {layer.media_type[:80]!r} and {layer.size} bytes")
         if not DIGEST.fullmatch(layer.digest):  # the name of a file in the cache
             raise ValueError("its layer has no digest")

@@ -31,7 +31,6 @@ from imagefactory.trust.catalog_package import (
     CATALOG_ARTIFACT,
     CURRENT,
     INVITATION,
-    LARGEST_PACKED,
     ArtifactFormat,
     pack_artifact,
 )
@@ -56,8 +55,8 @@ def find_image(catalog: Catalog, name: str) -> CatalogImage:
 
     Raises NothingSelectedError if there is none, UsageError if there are several.
     """
-    target = choose_name(name, _find_catalog_image(catalog), LACKING)
-    return next(image for image in catalog.images if image.target == target)
+    (image,) = select_images(catalog, (choose_name(name, _find_catalog_image(catalog), LACKING),))
+    return image
 
 
 def select_images(catalog: Catalog, names: Sequence[str]) -> tuple[CatalogImage, ...]:
@@ -66,13 +65,15 @@ def select_images(catalog: Catalog, names: Sequence[str]) -> tuple[CatalogImage,
     Raises like `find_image`.
     """
     chosen = choose_names(names, _find_catalog_image(catalog), LACKING)
-    return tuple(image for image in catalog.images if image.target in chosen)
+    return tuple(
+        catalog.images[number] for number, entry in enumerate(catalog.entries) if entry.target in chosen
+    )
 
 
 def _find_catalog_image(catalog: Catalog) -> KnownNames:
     if not catalog.images:
         raise empty_catalog_error()
-    return {image.target: image.family for image in catalog.images}
+    return {entry.target: entry.family for entry in catalog.entries}
 
 
 def empty_catalog_error() -> NothingSelectedError:
@@ -142,10 +143,10 @@ def build_artifact(
     Raises StatementError if it is larger than readers accept.
     """
     packed = pack_artifact(content)
-    if len(packed) > LARGEST_PACKED:
+    if len(packed) > kind.largest:
         raise StatementError(
             "catalog-too-large",
-            f"the {kind.name} has {len(packed)} bytes when packed, the limit is {LARGEST_PACKED}",
+            f"the {kind.name} has {len(packed)} bytes when packed, the limit is {kind.largest}",
             hint="include fewer targets: imagefactory site publish TARGET...",
         )
     layer = Descriptor(media_type=kind.layer_type, digest=digest_of(packed), size=len(packed))
@@ -194,9 +195,9 @@ def publish_invitation(repository: StoreRepository, text: str, created: datetime
 
 
 def write_catalog(path: Path, envelope: bytes) -> None:
-    """Write an envelope to a file, compressed if the name ends in `.gz`. Raises UsageError."""
+    """Write a signed catalog to a file. Raises UsageError."""
     try:
         with replacing(path) as file:
-            file.write(pack_artifact(envelope) if path.suffix == ".gz" else envelope)
+            file.write(envelope)
     except OSError as error:
         raise UsageError(*os_problem("write", path, error), hint="use another file: --output FILE") from error

@@ -276,7 +276,7 @@ def _json(data: bytes, location: str) -> object:
 
 
 # --- Writing a kit
-# DIR/run.py               python3 run.py [--runner docker|apptainer] [--image IMAGE] [--keep]
+# DIR/run.py               python3 run.py [--runner docker|podman|apptainer] [--image IMAGE] [--keep]
 # DIR/kit/*.py             modules of run.py: only the standard library
 # DIR/suite/**.py          the suite's files, the same as in its digest
 # DIR/expectations.json    the suite's input, with the nonce

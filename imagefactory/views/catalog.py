@@ -249,8 +249,8 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
         rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width, ("TOTAL",) if inventory else ())]
     notes = []
-    if len(usable) > MOST:
-        notes.append(f"and {len(usable) - MOST} more: add words to narrow the search")
+    if more := max(len(usable) - MOST, 0) + finding.more:
+        notes.append(f"and {more} more: add words to narrow the search")
     for match in finding.matches[:MOST]:
         notes += [
             f"{match.candidate.name} {row.where}: {row.summary}"

@@ -23,7 +23,7 @@ from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.offers import publish_catalog, publish_invitation
 from imagefactory.trust.policy import TrustGrant
-from tests.made.catalog import make_catalog, make_image
+from tests.made.catalog import envelope_of, make_catalog, make_image
 from tests.made.errors import fails
 from tests.made.verdicts import LAB, NOW, STRANGER
 from tests.services.registry import RegistryOptions, registry_server
@@ -93,7 +93,7 @@ def test_what_another_put_there_is_refused(registry: str, tmp_path: Path) -> Non
     publish_catalog(place, sign_catalog(make_catalog(), STRANGER), NOW)
     with pytest.raises(StatementError, match="wrong-key"):
         read(tmp_path, f"{registry}/cat/other")
-    signed = json.loads(sign_catalog(make_catalog(), LAB))
+    signed = json.loads(envelope_of(sign_catalog(make_catalog(), LAB)))
     assert signed["payloadType"] == CATALOG_TYPE
     forged = json.dumps({**signed, "payload": "e30="}, sort_keys=True, separators=(",", ":")).encode()
     publish_catalog(place, forged, NOW)

@@ -20,7 +20,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.verify import kits
-from imagefactory.verify.kit import program
+from imagefactory.verify.kit import program, start
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report
 from imagefactory.verify.kits import make_kit
 from tests.made.kit import (
@@ -230,6 +230,24 @@ def test_podman_in_dockers_clothes_is_refused(bench: Bench) -> None:
     answer(bench, "docker", {"docker --version": {"says": ["podman version 4.3.1"]}})
     assert bench.run("--runner", "docker") == 6
     assert not (bench.kit / "result").exists()
+
+
+def test_podman_gives_the_gpus_by_cdi(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"says": [json.dumps(inspected(Id=CONFIG.removeprefix("sha256:"), RepoDigests=[]))]}
+    known = {"podman image inspect .*": there, "podman rm .*": {}, "podman run .*": GOOD}
+    monkeypatch.setattr(start, "CDI_SPECS", (tmp_path / "cdi",))
+    answer(bench, "podman", {"podman --version": {"says": ["podman version 4.3.1"]}, **known})
+    assert bench.run() == 6
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi/nvidia.yaml").touch()
+    answer(bench, "podman", {"podman --version": {"says": ["podman version 4.0.2"]}})
+    assert bench.run("--runner", "podman") == 6
+    answer(bench, "podman", {"podman --version": {"says": ["podman version 4.3.1"]}})
+    assert bench.run() == 0
+    run = " ".join(next(call for call in bench.calls() if call[:2] == ["podman", "run"]))
+    assert "--device nvidia.com/gpu=all --network none" in run
+    assert "--gpus" not in run
+    assert bench.result("run.json")["runner"] == "podman"
 
 
 @pytest.mark.parametrize("where", ["complains", "says"])

@@ -15,8 +15,10 @@ import pytest
 from imagefactory import http
 from imagefactory.errors import EXIT_LOCK, EXIT_TOOL
 from imagefactory.http import RetryPolicy
+from imagefactory.lock.files import read_lock as read_files
 from imagefactory.lock.pypi.requirements import read_lock
 from tests.made.command import Said, say
+from tests.made.place import make_place
 from tests.made.sigstore import Sigstore, Workflow
 from tests.services.factory import make_root
 from tests.services.package_index import Index, package_index
@@ -200,6 +202,40 @@ def test_an_endless_provenance_is_not_read(site: Site, monkeypatch: pytest.Monke
     site.index.provenance["small-1.0-py3-none-any.whl"] = b" " * (1 << 20) + b"{}"
     monkeypatch.setenv("IMAGEFACTORY_PUBLISHERS", "strict")
     assert site.lock().error_codes == ("index-read-failed",)
+
+
+def test_wheels_on_conda_packages_have_publishers_too(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = make_place(capsys, tmp_path / "place", monkeypatch)
+    path = place.root / "recipes" / "tiny.yaml"
+    path.write_text(f"{path.read_text()}    pip: [small]\n")
+    assert place.call("lock", "tiny-*").code == 0
+    (target,) = place.factory.targets
+    lock = read_files(place.root / "lockfiles", target)
+    assert lock is not None
+    assert (lock.publishers, bool(lock.conda)) == ((("small", BY_OWN),), True)
+    own = [line for line in site.index.own_requests if line == "GET /simple/small/"]
+    assert (len(own), place.call("lock", "--check", "tiny-*").code) == (1, 0)
+
+
+def test_the_login_of_the_index_is_sent_to_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.index.password = "secret"
+    monkeypatch.setenv("IMAGEFACTORY_INDEX", site.index.url.replace("//", "//bob:secret@"))
+    monkeypatch.setenv("IMAGEFACTORY_PUBLISHERS", "strict")
+    assert site.lock().code == 0
+    assert site.publishers() == {"small": BY_OWN}
+    assert "secret" not in (site.root / "lockfiles" / f"{NAME}.requirements.txt").read_text()
+
+
+def test_a_target_on_another_takes_what_its_parent_knows(site: Site) -> None:
+    recipe = "family: more\ndescription: More\non: demo-12.1-cu121\npackages: [extra]\n"
+    (site.root / "recipes" / "more.yaml").write_text(recipe)
+    site.index.add("extra", "1.0")
+    site.attest("extra-1.0-py3-none-any.whl", Workflow(repository="lab/extra"))
+    assert site.lock(NAME, "more-12.1-cu121").code == 0
+    assert site.publishers("more-12.1-cu121") == {"extra": "GitHub lab/extra release.yml", "small": BY_OWN}
+    assert sorted(site.queries) == ["extra-1.0-py3-none-any.whl", "small-1.0-py3-none-any.whl"]
 
 
 def test_attributes_of_html_pages_are_read_too(site: Site) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
-from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSif
+from imagefactory.trust.catalog import (
+    FORM,
+    LIFE,
+    Catalog,
+    CatalogImage,
+    CatalogSif,
+    format_catalog,
+    format_image,
+    open_catalog,
+)
+from imagefactory.trust.envelope import format_json, sign_envelope
 from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import GpuReport, VerifiedImage
 from tests.made.verdicts import LAB, NOW, SUBJECT, SUITE, digest, whole_report
@@ -76,3 +87,24 @@ def make_catalog(*images: CatalogImage, **changes: Any) -> Catalog:
         created=made, expires=made + LIFE, images=images or (make_image(),), suites=(SUITE,), keyid=LAB.keyid
     )
     return replace(catalog, **changes)
+
+
+def old_payload(catalog: Catalog) -> bytes:
+    """The payload of a catalog of format 1, which has all images in it."""
+    index = json.loads(format_catalog(catalog)[0])
+    return format_json({**index, "format": 1, "images": [format_image(image) for image in catalog.images]})
+
+
+def old_catalog(catalog: Catalog) -> bytes:
+    """The file of a catalog of format 1."""
+    return sign_envelope(old_payload(catalog), LAB, FORM)
+
+
+def envelope_of(data: bytes) -> bytes:
+    """The envelope in the file of a catalog."""
+    return open_catalog(data, "x").envelope
+
+
+def with_envelope(data: bytes, envelope: bytes) -> bytes:
+    """The file of a catalog with another envelope before its images, which is not compressed."""
+    return envelope + b"\n" + data[open_catalog(data, "x").start :]

@@ -18,7 +18,6 @@ from imagefactory.actions.catalog import (
     reference_of,
     stored_as,
 )
-from imagefactory.actions.plan import cached_contents
 from imagefactory.actions.resolve import LOCK_LABEL
 from imagefactory.extras.site.tables import TargetSurvey
 from imagefactory.gpu.capability import Capability, parse_capability
@@ -32,6 +31,7 @@ from imagefactory.oci.layout import LayoutStore
 from imagefactory.oci.manifests import CONFIG_TYPES, MALFORMED, MANIFEST_LIMIT, TITLE
 from imagefactory.oci.sif import is_sif_manifest
 from imagefactory.project import Project
+from imagefactory.scan.layers import cached_contents
 from imagefactory.trust.catalog import CatalogImage, CatalogSif, ImageOffer, SifOffer
 from imagefactory.trust.judgement import VerdictSet
 from imagefactory.trust.verdict import VerdictStatus, VerificationResult

@@ -1,4 +1,4 @@
-"""The package index of this machine, and its certificates.
+"""The package index of this machine: its address and certificates, its pages, and its attestations.
 
 The index comes from imagefactory.toml, else from uv's own settings, else from pip's, else it is uv's
 built-in one. Of pip's settings `index-url`, `cert` and `proxy` are used. `extra-index-url` and `find-links`
@@ -441,12 +441,8 @@ def read_publishers(
 
     Raises LockError for an attestation that is invalid, or is not of this file and publisher.
     """
-    if find_spec("pypi_attestations") is None:
-        problem: ImagefactoryError | None = ToolError(
-            "extra-not-installed",
-            "the publishers of wheels are not checked: pypi-attestations is not installed",
-            hint=f'{extra_hint("sigstore")}, or set publishers = "off" in imagefactory.toml',
-        )
+    problem = _check_library()
+    if problem:
         return PublisherReport(known={}, attests=True, problem=problem)
 
     def read(url: str) -> bytes | HttpError:
@@ -463,7 +459,7 @@ def read_publishers(
         finally:
             task.advance(1)
 
-    known, problem = dict[str, str](), None
+    known = dict[str, str]()
     with (
         HttpSession(index) as web,
         progress.task("publishers", total=len(provenances), unit="packages") as task,
@@ -481,6 +477,38 @@ def read_publishers(
     return PublisherReport(known=known, attests=True, problem=problem)
 
 
+def _check_library() -> ImagefactoryError | None:
+    """Return why attestations cannot be verified on this machine, None if they can."""
+    off = 'or set publishers = "off" in imagefactory.toml'
+    if find_spec("pypi_attestations") is None:
+        return ToolError(
+            "extra-not-installed",
+            "publishers of wheels are not checked: pypi-attestations is not installed",
+            hint=f"{extra_hint('sigstore')}, {off}",
+        )
+    from sigstore.verify import Verifier
+
+    # It would warn that the trust root is not updated, each time.
+    logging.getLogger("sigstore").setLevel(logging.ERROR)
+    try:
+        Verifier.production(offline=True)
+    except Exception as error:  # of its cache and of the file in it
+        return ToolError(
+            "trust-root-unreadable",
+            f"publishers of wheels are not checked: cannot read the keys of Sigstore: {_flat_message(error)}",
+            hint=f"set XDG_CACHE_HOME to a directory that you can write, run {_update_command()}, {off}",
+        )
+    return None
+
+
+def _update_command() -> str:
+    return f"{shlex.quote(sys.executable)} -m sigstore plumbing update-trust-root"
+
+
+def _flat_message(error: Exception) -> str:
+    return " ".join(printable(str(error)).split())[:400]
+
+
 def verify_provenance(data: bytes, wheel: LockedWheel) -> str:
     """Return the publishers in a provenance object of a wheel, after all of its attestations were verified.
 
@@ -488,8 +516,6 @@ def verify_provenance(data: bytes, wheel: LockedWheel) -> str:
     """
     from pypi_attestations import Distribution, Provenance
 
-    # It would warn that the trust root is not updated, each time.
-    logging.getLogger("sigstore").setLevel(logging.ERROR)
     publishers = set()
     try:
         file = Distribution(name=wheel.filename, digest=wheel.sha256)
@@ -501,13 +527,11 @@ def verify_provenance(data: bytes, wheel: LockedWheel) -> str:
         if not re.fullmatch(PUBLISHERS, text):
             raise ValueError("it has no publisher that a lock can name")
     except Exception as error:  # the library raises many types for malformed input
-        update = f"{shlex.quote(sys.executable)} -m sigstore plumbing update-trust-root"
-        reason = " ".join(printable(str(error)).split())[:400]
         raise LockError(
             "publisher-invalid",
-            f"the attestation of {wheel.filename} is invalid: {reason}",
+            f"the attestation of {wheel.filename} is invalid: {_flat_message(error)}",
             hint=f"use another version of {wheel.name}; if this machine's Sigstore keys may be outdated, run "
-            f"{update}, and install the newest pypi-attestations",
+            f"{_update_command()}, and install the newest pypi-attestations",
         ) from error
     return text
 

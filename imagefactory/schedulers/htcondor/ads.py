@@ -291,9 +291,14 @@ def _join(startd: str, slots: list[_Slot], seen: set[tuple[object, ...]]) -> Poo
 
 def with_host(gpus: Iterable[PoolGpu], attributes: Mapping[str, object]) -> tuple[PoolGpu, ...]:
     """Return the GPUs with the processor architecture in the attributes of their machine."""
-    arch = next((value for name, value in attributes.items() if name.lower() == "arch"), "")
-    host = HOSTS.get(str(arch).lower(), "")
+    host = host_of(attributes)
     return tuple(replace(gpu, host=host) for gpu in gpus)
+
+
+def host_of(attributes: Mapping[str, object]) -> str:
+    """Return the OCI architecture of a machine, empty if it is unknown."""
+    arch = next((value for name, value in attributes.items() if name.lower() == "arch"), "")
+    return HOSTS.get(str(arch).lower(), "")
 
 
 def _size(value: object) -> float:

@@ -1,8 +1,8 @@
-"""Run the GPU suite of this kit inside its image: python3 run.py [--runner docker|apptainer] [--image IMAGE]
+"""Run the GPU suite of this kit inside its image: python3 run.py [--runner NAME] [--image IMAGE]
 
-It needs Python 3.9, docker or apptainer, and a GPU. It does not need imagefactory or, if the image is on this
-machine, the network. Copy the directory back to the machine that created it: `imagefactory sweep collect DIR`
-signs the result.
+It needs Python 3.9, a GPU, and docker, podman or apptainer. It does not need imagefactory or, if the image is
+on this machine, the network. Copy the directory back to the machine that created it: `imagefactory sweep
+collect DIR` signs the result.
 
 The directory `kit` becomes a package without a change of Python's module path.
 """

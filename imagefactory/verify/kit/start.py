@@ -149,7 +149,7 @@ def say(text: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-RUNNERS = ("docker", "apptainer")
+RUNNERS = ("docker", "podman", "apptainer")
 
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
@@ -196,13 +196,20 @@ class Kit(NamedTuple):
     expires: str
 
 
-def docker_argv(kit: Kit, image: str, work: Path, name: str, visible: str) -> list[str]:
-    """Return the command line of docker.
+CDI_SPECS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+GPUS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
+"""The options for all GPUs. podman finds the name in the specification of CDI, and may ignore --gpus."""
+
+
+def docker_argv(
+    kit: Kit, image: str, work: Path, name: str, visible: str, program: str = "docker"
+) -> list[str]:
+    """Return the command line of docker or podman.
 
     `image` is a digest or id; `work` contains suite, expect and report.
     """
     return [
-        *("docker", "run", "--rm", "--pull", "never", "--name", name, "--gpus", "all", "--network", "none"),
+        *(program, "run", "--rm", "--pull", "never", "--name", name, *GPUS[program], "--network", "none"),
         *("--init", "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true"),
         *("--pids-limit", "32768", "--ipc", "private", "--tmpfs", SHARED_MEMORY),
         *("--user", "0:0", "--workdir", "/", "--hostname", "imagefactory"),
@@ -300,6 +307,7 @@ class Docker:
     def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
         self.kit, self.environ, self.keep = kit, dict(environ), keep
         self.pulled = ""
+        self._plain: tuple[str, ...] = ()  # docker's daemon knows itself which registries are plain
 
     def require(self) -> None:
         """Raise Stop if docker is missing, does not respond, or is podman."""
@@ -307,9 +315,9 @@ class Docker:
             raise Stop("this kit is for a .sif file, which docker cannot run: --runner apptainer", EXIT_USAGE)
         if shutil.which("docker", path=self.environ.get("PATH")) is None:
             raise Stop("there is no docker here; --runner apptainer may do", EXIT_TOOL)
-        if "podman" in ask(["docker", "--version"], self.environ).lower():
-            raise Stop("this docker is podman, which may ignore --gpus: use --runner apptainer", EXIT_TOOL)
-        ask(["docker", "version", "--format", "{{.Server.Version}}"], self.environ)
+        if "podman" in ask([self.name, "--version"], self.environ).lower():
+            raise Stop("this docker is podman, which may ignore --gpus: use --runner podman", EXIT_TOOL)
+        ask([self.name, "version", "--format", "{{.Server.Version}}"], self.environ)
 
     def fetch(self, named: str, _: Path) -> str:
         """Return the id of the image. Raises Stop if it is not available, or is another image."""
@@ -321,7 +329,7 @@ class Docker:
                 self._check_disk()
                 say(f"pulling {reference}")
                 self.pulled = reference
-                run_or_stop(["docker", "pull", "--quiet", reference], self.environ)
+                run_or_stop([self.name, "pull", "--quiet", *self._plain, reference], self.environ)
                 here = self._inspect(reference)
         if here is None or not same_image(self.kit, here):
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
@@ -330,11 +338,11 @@ class Docker:
     def run(self, image: str, work: Path, visible: str) -> EndedProcess:
         """Run the container. Raises Stop if it was not started."""
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
-        argv = docker_argv(self.kit, image, work, name, visible)
+        argv = docker_argv(self.kit, image, work, name, visible, self.name)
         try:
             ended = follow(argv, self.environ, self.kit.timeout)
         finally:
-            capture(["docker", "rm", "--force", "--volumes", name], self.environ)
+            capture([self.name, "rm", "--force", "--volumes", name], self.environ)
         return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
@@ -343,26 +351,66 @@ class Docker:
         """
         if not self.pulled or self.keep or self._inspect(self.pulled) is None:
             return
-        process = capture(["docker", "image", "rm", "--", self.pulled], self.environ)
+        process = capture([self.name, "image", "rm", "--", self.pulled], self.environ)
         if process.returncode:
             message = clean(process.stderr) or f"it ended with {process.returncode}"
             say(f"left: {self.pulled}: {message}")
 
     def _check_disk(self) -> None:
         """Check the free disk space if the docker daemon is on this machine and reports its directory."""
-        process = capture(["docker", "info", "--format", "{{.DockerRootDir}}"], self.environ)
+        process = capture([self.name, "info", "--format", "{{.DockerRootDir}}"], self.environ)
         root = Path(process.stdout.strip() or "/nowhere")
         here = self.environ.get("DOCKER_HOST", "unix:").startswith("unix:")
         if process.returncode == 0 and here and root.is_dir():
             check_free_space(root, self.kit.size * UNPACKED, "move docker's data-root")
 
     def _inspect(self, image: str) -> Mapping[str, Any] | None:
-        argv = ["docker", "image", "inspect", "--format", "{{json .}}", "--", image]
+        argv = [self.name, "image", "inspect", "--format", "{{json .}}", "--", image]
         process = capture(argv, self.environ)
         if process.returncode:
             return None
-        result: Mapping[str, Any] = json.loads(process.stdout)
-        return result
+        description: dict[str, Any] = json.loads(process.stdout)
+        if re.fullmatch("[0-9a-f]{64}", str(description.get("Id"))):  # podman's
+            description["Id"] = f"sha256:{description['Id']}"
+        return description
+
+
+class Podman(Docker):
+    """A runner that uses the podman command, which gives GPUs by CDI from 4.1 on."""
+
+    name = "podman"
+
+    def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
+        super().__init__(kit, environ, keep=keep)
+        self._plain = ("--tls-verify=false",) if kit.plain_http else ()
+
+    def require(self) -> None:
+        """Raise Stop if podman is missing, too old, or has no specification of the GPUs."""
+        if self.kit.sif:
+            raise Stop("this kit is for a .sif file, which podman cannot run: --runner apptainer", EXIT_USAGE)
+        if shutil.which("podman", path=self.environ.get("PATH")) is None:
+            raise Stop("there is no podman here", EXIT_TOOL)
+        text = ask(["podman", "--version"], self.environ)
+        if tuple(int(part) for part in re.findall("[0-9]+", text)[:2]) < (4, 1):
+            raise Stop(f"{clean(text)} gives no GPUs to containers: 4.1 or newer is needed", EXIT_TOOL)
+        if not any(path.suffix in (".json", ".yaml") for folder in CDI_SPECS for path in _listed(folder)):
+            raise Stop(
+                "podman finds no GPUs: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", EXIT_TOOL
+            )
+
+    def _check_disk(self) -> None:
+        """Check the free disk space of podman's storage."""
+        process = capture(["podman", "info", "--format", "{{.Store.GraphRoot}}"], self.environ)
+        root = Path(process.stdout.strip() or "/nowhere")
+        if process.returncode == 0 and root.is_dir():
+            check_free_space(root, self.kit.size * UNPACKED, "set graphroot in storage.conf to another disk")
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 class Apptainer:
@@ -446,7 +494,7 @@ def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool
     With `keep`, the pulled image is not removed.
     """
     reasons = []
-    for kind in (Docker, Apptainer):
+    for kind in (Docker, Podman, Apptainer):
         if name in ("", kind.name):
             runner: Docker | Apptainer = kind(kit, environ, keep=keep)
             try:

@@ -6,13 +6,21 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagefactory.errors import EXIT_CHECK
+from imagefactory.oci.manifests import digest_of
+from imagefactory.trust.catalog import Catalog, CatalogImage, ImageOffer
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.offers import verify_offer
 from imagefactory.trust.verdict import RevokedCell
+from imagefactory.verify.report import VerifiedImage
 from tests.made.catalog import make_image
 from tests.made.command import Call, json_of
-from tests.made.joined import NOW, join_catalog, join_site, person_at
+from tests.made.joined import NOW, envelope, join_catalog, join_site, person_at
+from tests.made.verdicts import LAB, STRANGER, digest
 
 HAS = {"Arch": "X86_64", "HasDockerURL": True, "Memory": 515000, "Cpus": 64}
 GB = 1 << 30
@@ -246,3 +254,53 @@ def test_an_image_that_jobs_cannot_fetch_is_not_hidden_by_others(person: Call, t
 def test_a_catalog_without_images_has_no_match(person: Call, tmp_path: Path) -> None:
     join_catalog(tmp_path, ())
     assert person("search", code=3).error_codes == ("catalog-empty",)
+
+
+def _many(count: int, key: SigningKey = LAB) -> tuple[CatalogImage, ...]:
+    """Images of versions 1.0 and on, each with one verdict about it on 8.0, and predicted on 7.0."""
+    images = []
+    for number in range(count):
+        target = f"pytorch-1.{number}-cu121"
+        subject = VerifiedImage(
+            target=target, **{part: digest_of(f"{target} {part}".encode()) for part in ("index", "manifest")},
+            config=digest("c"),
+        )  # fmt: skip
+        verdict = envelope("8.0", f"{number:x}"[-1], key, subject=subject)
+        reference = f"registry.example.org/gpu/pytorch@{subject.index}"
+        images.append(
+            make_image(
+                target=target, version=f"1.{number}", subject=subject, reference=reference,
+                envelopes=(verdict,), sifs=(),
+            )
+        )  # fmt: skip
+    return tuple(images)
+
+
+def test_of_many_images_only_the_best_are_checked(
+    person: Call, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index of the catalog only says which are checked first: forged verdicts make no image verified."""
+    forged = tuple(
+        replace(image, target=image.target.replace("pytorch-1", "pytorch-9"), version=f"9{image.version[1:]}")
+        for image in _many(3, STRANGER)
+    )
+    join_catalog(tmp_path, (*_many(30), *forged))
+    checked = []
+
+    def count(catalog: Catalog, image: CatalogImage, *rest: Any) -> ImageOffer:
+        checked.append(image.target)
+        return verify_offer(catalog, image, *rest)
+
+    monkeypatch.setattr("imagefactory.actions.find.verify_offer", count)
+    said = person("search", "--inventory", pool)
+    names = [f"pytorch-1.{number}-cu121" for number in range(29, 9, -1)]
+    assert [line.split()[0] for line in said.out.splitlines() if line.startswith("pytorch")] == names
+    assert sorted(checked) == sorted([*names, *(image.target for image in forged)])
+    assert "and 13 more" in said.out
+    found = json_of(person("search", "--inventory", pool, "--json"), "search")
+    assert len(found["images"]) == 33
+    status = {row["name"]: {gpu["basis"] for gpu in row["gpus"]} for row in found["images"]}
+    assert status["pytorch-1.0-cu121"] == {"verified", "predicted"}
+    assert [status[image.target] for image in forged] == [{"predicted"}] * 3
+    refused = person("job", "write", forged[0].target, code=EXIT_CHECK)
+    assert refused.error_codes == ("not-verified",)

@@ -32,7 +32,7 @@ from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.trust.approval import ApprovalSubject, sign_approval
 from imagefactory.trust.attached import SignedStatement, attach, read_subject
 from imagefactory.trust.audit import read_audit
-from imagefactory.trust.catalog import Catalog, sign_catalog
+from imagefactory.trust.catalog import Catalog, open_catalog, sign_catalog
 from imagefactory.trust.catalog_package import CURRENT
 from imagefactory.trust.offers import publish_catalog
 from imagefactory.trust.policy import TrustRules, read_trust
@@ -125,7 +125,7 @@ def test_the_previous_one_is_signed_again_with_a_newer_time(bench: Bench, two: t
 def test_readers_take_it_and_not_the_old_bytes(bench: Bench, two: tuple[str, str], tmp_path: Path) -> None:
     """Whoever controls the registry can move the tag, and not sign."""
     kept = CachedCatalog(cache=tmp_path / "reader", where="the registry")
-    kept.write(b"", current_of(bench, NOW).created)
+    kept.write(open_catalog(b"", "x"), current_of(bench, NOW).created)
     with pytest.raises(StatementError):
         kept.refuse_older(finds(bench, PREVIOUS).catalog.created)
     back, key = rolls_back(bench), publishing_key(bench.factory, NOW)

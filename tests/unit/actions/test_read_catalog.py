@@ -17,11 +17,11 @@ from imagefactory.oci.graph import StoreRepository
 from imagefactory.oci.registry.client import RegistryClient
 from imagefactory.serialize import format_time
 from imagefactory.settings.load import load_settings
-from imagefactory.trust.catalog import LIFE, Catalog, CatalogSource, sign_catalog
+from imagefactory.trust.catalog import LIFE, Catalog, CatalogSource, open_catalog, sign_catalog
 from imagefactory.trust.catalog_package import pack_artifact
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.offers import publish_catalog
-from tests.made.catalog import make_catalog
+from tests.made.catalog import envelope_of, make_catalog
 from tests.made.errors import fails
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings
@@ -137,8 +137,8 @@ def test_a_copy_is_verified_each_time(reader: Reader, change: Callable[[bytes], 
         reader.read()
 
 
-def edited(envelope: bytes) -> bytes:
-    signed = json.loads(envelope)
+def edited(data: bytes) -> bytes:
+    signed = json.loads(envelope_of(data))
     return json.dumps({**signed, "payload": "e30="}, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -216,9 +216,10 @@ def test_a_copy_that_can_only_be_read_is_used(reader: Reader, monkeypatch: pytes
 def test_the_cache_keeps_the_newest_of_a_few_places(tmp_path: Path) -> None:
     kept = [CachedCatalog(cache=tmp_path, where=place_name(f"/{number}")) for number in range(MOST + 2)]
     for one in kept:
-        one.write(b"catalog", MADE)
+        one.write(open_catalog(b"catalog", "x"), MADE)
     assert len(list((tmp_path / "catalogs").iterdir())) == MOST
-    assert kept[-1].read() == b"catalog"
+    assert kept[-1].path.read_bytes() == b"catalog"
+    assert kept[0].open() is None
     for one in kept:
         with pytest.raises(ImagefactoryError):
             one.refuse_older(MADE - timedelta(seconds=1))

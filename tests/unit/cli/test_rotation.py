@@ -67,7 +67,8 @@ def published(bench: Bench, tag: str = "current") -> bytes:
     assert found
     kind = {"kind": INVITATION} if tag == "invitation" else {}
     layer = parse_layer(found[1], "x", **kind)
-    return unpack_artifact(b"".join(place.store.read("catalog", layer)), "x")
+    data = b"".join(place.store.read("catalog", layer))
+    return unpack_artifact(data, "x") if kind else data
 
 
 def invited(bench: Bench) -> TrustRules:

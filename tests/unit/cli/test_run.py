@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from imagefactory.actions import run
+from imagefactory.actions.run import WORKDIR
 from imagefactory.model import CommandResult, ContainerStart, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
-from imagefactory.runtime.here import WORKDIR
 from tests.made.command import Call
 from tests.made.layout import add_image
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import hashlib
 import json
 import random
 import shutil
@@ -30,18 +32,30 @@ from imagefactory.trust.catalog import (
     LIFE,
     Catalog,
     format_catalog,
+    format_image,
+    open_catalog,
     parse_catalog,
     sign_catalog,
     verify_catalog,
 )
-from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer, unpack_artifact
+from imagefactory.trust.catalog_package import catalog_repository, pack_artifact, parse_layer
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.envelope import MOST_VALUES, format_json, parse_envelope, sign_envelope
 from imagefactory.trust.judgement import RevocationRequest, sign_revocation
 from imagefactory.trust.offers import build_artifact, find_offer
 from imagefactory.trust.policy import TrustRules
 from imagefactory.trust.verdict import VerdictStatus
-from tests.made.catalog import PREDICTED, SIF_SUBJECT, make_catalog, make_image, signed
+from tests.made.catalog import (
+    PREDICTED,
+    SIF_SUBJECT,
+    envelope_of,
+    make_catalog,
+    make_image,
+    old_catalog,
+    old_payload,
+    signed,
+    with_envelope,
+)
 from tests.made.errors import fails
 from tests.made.trusted import write_settings
 from tests.made.verdicts import (
@@ -63,8 +77,13 @@ TARGET = SUBJECT.target
 
 
 @pytest.fixture(scope="module")
-def envelope() -> bytes:
+def data() -> bytes:
     return sign_catalog(make_catalog(), LAB)
+
+
+@pytest.fixture(scope="module")
+def envelope(data: bytes) -> bytes:
+    return envelope_of(data)
 
 
 def test_an_image_for_cpus_is_read_as_one() -> None:
@@ -83,9 +102,96 @@ def test_an_image_for_amd_is_read_as_one() -> None:
     assert (read, read.gpu) == (image, True)
 
 
-def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
-    assert verify_catalog(envelope, TRUST, NOW) == make_catalog()
-    assert sign_catalog(make_catalog(), LAB) == envelope
+def test_what_is_read_is_what_was_signed(data: bytes) -> None:
+    assert verify_catalog(data, TRUST, NOW) == make_catalog()
+    assert sign_catalog(make_catalog(), LAB) == data
+
+
+def test_an_old_catalog_is_read() -> None:
+    old = old_catalog(make_catalog())
+    for file in (old, pack_artifact(old)):
+        assert verify_catalog(file, TRUST, NOW) == make_catalog()
+
+
+def test_an_image_is_read_when_it_is_used() -> None:
+    other = make_image(target="jax-0.4-cu12", family="jax", framework="jax")
+    file = open_catalog(sign_catalog(make_catalog(make_image(), other), LAB), "x")
+    read: list[tuple[int, int]] = []
+
+    def record(start: int, size: int) -> bytes:
+        read.append((start, size))
+        return file.read(start, size)
+
+    catalog = verify_catalog(replace(file, read=record), TRUST, NOW)
+    assert [(row.target, row.verified, row.predicted) for row in catalog.entries] == [
+        (TARGET, "8.0", "7.0"),
+        ("jax-0.4-cu12", "8.0", "7.0"),
+    ]
+    assert not read
+    assert find_offer(catalog, "jax-0.4-cu12", TRUST, NOW).image.family == "jax"
+    assert read == [(file.end - catalog.entries[1].size, catalog.entries[1].size)]
+    assert catalog.images[-1] is catalog.images[1]
+    with pytest.raises(IndexError):
+        catalog.images[2]
+
+
+def test_an_image_that_was_not_signed_is_refused(data: bytes) -> None:
+    start = open_catalog(data, "x").start
+    for at in range(start, len(data), 97):
+        changed = verify_catalog(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], TRUST, NOW)
+        with fails("catalog-corrupt"):
+            changed.images[0]
+    for file in (data[:-1], data + b"x", data[:start]):
+        with fails("catalog-corrupt"):
+            verify_catalog(file, TRUST, NOW)
+
+
+def _signed_index(image: bytes, **changes: Any) -> Catalog:
+    """The catalog of one image, whose bytes and row a trusted key signed whatever they are."""
+    payload, _ = format_catalog(make_catalog())
+    index = json.loads(payload)
+    (row,) = index["images"]
+    row |= {"sha256": f"sha256:{hashlib.sha256(image).hexdigest()}", "size": len(image), **changes}
+    return verify_catalog(sign_envelope(format_json(index), LAB, FORM) + b"\n" + image, TRUST, NOW)
+
+
+def test_an_image_is_parsed_strictly(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = format_json(format_image(make_image()))
+    assert _signed_index(pack_artifact(good)).images[0] == make_image()
+    for image, changes in (
+        (pack_artifact(good), {"version": "2.4.0"}),  # the index names another
+        (pack_artifact(good), {"target": "pytorch-2.4-cu121"}),
+        (pack_artifact(good + b" "), {}),
+        (pack_artifact(b"{}"), {}),
+        (pack_artifact(good) + pack_artifact(b"x"), {}),
+        (pack_artifact(good)[:-1], {}),
+    ):
+        with fails("document-invalid"):
+            _signed_index(image, **changes).images[0]
+    with fails("catalog-corrupt"):
+        _signed_index(good).images[0]  # not compressed
+    monkeypatch.setattr("imagefactory.trust.catalog.LARGEST", len(good) - 1)
+    with fails("document-invalid"):
+        _signed_index(pack_artifact(good)).images[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target": "../x"},
+        {"size": 0},
+        {"size": True},
+        {"sha256": "x"},
+        {"verified": "99"},
+        {"verified": "8.0 "},
+        {"predicted": ["8.0"]},
+        {"cuda": "12.1\n"},
+        {"more": 1},
+    ],
+)
+def test_a_row_of_the_index_is_parsed_strictly(changes: dict[str, Any]) -> None:
+    with fails("catalog-rejected"):
+        _signed_index(pack_artifact(format_json(format_image(make_image()))), **changes)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +204,9 @@ def test_what_is_read_is_what_was_signed(envelope: bytes) -> None:
         (TRUST, NOW - DAY, "not-yet"),
     ],
 )
-def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: Any, word: str) -> None:
+def test_what_does_not_hold_is_refused(data: bytes, trust: TrustRules, now: Any, word: str) -> None:
     with fails("catalog-rejected") as caught:
-        verify_catalog(envelope, trust, now, "/a/file")
+        verify_catalog(data, trust, now, "/a/file")
     assert "/a/file" in caught.value.message
     assert f" {word}, " in caught.value.message
     assert caught.value.hint
@@ -108,7 +214,7 @@ def test_what_does_not_hold_is_refused(envelope: bytes, trust: TrustRules, now: 
 
 
 def test_a_forged_one_is_refused(envelope: bytes) -> None:
-    other = format_catalog(make_catalog(make_image(size=1)))
+    other, _ = format_catalog(make_catalog(make_image(size=1)))
     for forged, word in (
         (with_payload(envelope, other), "edited"),
         (format_json({**json.loads(envelope), "signatures": []}), "unsigned"),
@@ -131,7 +237,7 @@ def test_a_catalog_is_no_verdict(envelope: bytes) -> None:
 
 
 def _changed(change: Any) -> bytes:
-    value = json.loads(format_catalog(make_catalog()))
+    value = json.loads(old_payload(make_catalog()))
     change(value)
     return format_json(value)
 
@@ -174,19 +280,20 @@ def test_what_the_formatter_does_not_write_is_refused(change: Any) -> None:
         parse_catalog(_changed(change), "x", LAB.keyid)
 
 
-def test_bytes_changed_anywhere_end_in_a_refusal(envelope: bytes) -> None:
+def test_bytes_changed_anywhere_end_in_a_refusal(data: bytes, envelope: bytes) -> None:
     chance = random.Random(7)
     for _ in range(many(100, 3000)):
-        data = bytearray(pack_artifact(envelope) if chance.random() < 0.5 else envelope)
+        changed = bytearray(data if chance.random() < 0.5 else with_envelope(data, envelope))
         for _ in range(chance.randint(1, 4)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
         if chance.random() < 0.3:
-            del data[chance.randrange(len(data)) :]
+            del changed[chance.randrange(len(changed)) :]
         try:
-            read = verify_catalog(unpack_artifact(bytes(data), "x"), TRUST, NOW)
+            read = verify_catalog(bytes(changed), TRUST, NOW)
+            same = read == make_catalog()
         except StatementError:
             continue
-        assert read == make_catalog()  # a change that gzip's header does not mind
+        assert same  # a change that gzip's header does not mind
 
 
 def test_nothing_is_signed_that_nobody_would_read() -> None:
@@ -300,9 +407,9 @@ def payload_key() -> str:
     return base64.b64encode(LAB.public).decode("ascii")
 
 
-def test_a_file_is_read_packed_or_not(tmp_path: Path, envelope: bytes) -> None:
-    for data in (envelope, pack_artifact(envelope)):
-        (tmp_path / "catalog.json").write_bytes(data)
+def test_a_file_is_read_packed_or_not(tmp_path: Path, data: bytes, envelope: bytes) -> None:
+    for file in (data, with_envelope(data, envelope)):
+        (tmp_path / "catalog.json").write_bytes(file)
         assert _read(tmp_path) == make_catalog()
     assert pack_artifact(envelope) == pack_artifact(envelope)
 
@@ -343,8 +450,7 @@ def test_an_older_one_does_not_come_back(tmp_path: Path) -> None:
 def test_a_wrong_file_is_refused_by_name(
     tmp_path: Path, data: bytes, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imagefactory.actions.read_catalog.LARGEST", 100_000)
-    monkeypatch.setattr("imagefactory.trust.catalog_package.LARGEST", 100_000)
+    monkeypatch.setattr("imagefactory.trust.catalog.LARGEST", 100_000)
     path = tmp_path / "catalog.json"
     with pytest.raises(UsageError) as missing:
         _read(tmp_path)
@@ -400,15 +506,15 @@ def test_a_manifest_that_is_none_of_a_catalog_is_refused(envelope: bytes, field:
         parse_layer(json.dumps(manifest).encode(), "x")
 
 
-def test_payload_is_json_that_others_can_read(envelope: bytes) -> None:
-    payload = payload_of(envelope)
-    assert payload["images"][0]["target"] == TARGET
-    assert payload["images"][0]["envelopes"][digest("1")]["payloadType"] == "application/vnd.in-toto+json"
+def test_a_file_is_gzip_with_json_that_others_can_read(data: bytes) -> None:
+    envelope, _, image = gzip.decompress(data).partition(b"\n")
+    assert payload_of(envelope)["images"][0]["target"] == TARGET
+    assert json.loads(image)["envelopes"][digest("1")]["payloadType"] == "application/vnd.in-toto+json"
 
 
-def test_a_light_install_reads_it(tmp_path: Path, envelope: bytes) -> None:
+def test_a_light_install_reads_it(tmp_path: Path, data: bytes) -> None:
     """Without a compiled library, and from a file without anything that asks a network."""
-    (tmp_path / "catalog.json").write_bytes(pack_artifact(envelope))
+    (tmp_path / "catalog.json").write_bytes(data)
     _read(tmp_path)  # writes the settings
     program = f"""
 import sys
@@ -434,14 +540,13 @@ print(*[one.standing for one in offer.judged])
 
 _CHILD = """
 import resource, sys
-from imagefactory.trust.catalog import verify_catalog
-from imagefactory.trust.catalog_package import unpack_artifact
+from imagefactory.trust.catalog import open_catalog, verify_catalog
 from imagefactory.errors import StatementError
 from tests.made.verdicts import NOW, TRUST
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 before = peak()
 try:
-    verify_catalog(unpack_artifact(open(sys.argv[1], "rb").read(), "x"), TRUST, NOW)
+    verify_catalog(open_catalog(open(sys.argv[1], "rb"), "x"), TRUST, NOW)
 except StatementError as error:
     print(error.message.partition(": ")[2].partition(",")[0], peak() - before)
 """

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from imagefactory.errors import LockError
 from imagefactory.http import HttpSession, RejectedError
 from imagefactory.lock.pypi.index import (
     IndexFile,
     PackageIndex,
+    _check_library,
     _parse_json,
     files_before,
     project_files,
@@ -116,6 +120,7 @@ def verify(value: object) -> str:
 def test_a_publisher_is_verified_by_the_libraries(
     sigstore: Sigstore, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    assert _check_library() is None
     for _ in range(5):  # each proof of the growing log has another length
         assert verify(provenance(sigstore)) == "GitHub demo/demo release.yml"
     assert capfd.readouterr().err == ""
@@ -192,6 +197,27 @@ def test_an_invalid_attestation_is_an_error(case: str, sigstore: Sigstore) -> No
 def test_bytes_that_are_not_a_provenance_object_are_an_error(data: bytes, sigstore: Sigstore) -> None:
     with fails("publisher-invalid"):
         verify_provenance(data, WHEEL)
+
+
+def test_keys_that_cannot_be_read_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = PackageIndex(url="", origin="", certificates="", proxy="", environment=())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    report = read_publishers(index, {WHEEL: "https://i.example/never-queried"}, QUIET)
+    assert report.problem is not None
+    assert report.problem.code == "trust-root-unreadable"
+
+
+@given(place=st.integers(0, 1 << 20), byte=st.integers(0, 255))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_byte_never_gives_another_publisher(place: int, byte: int, sigstore: Sigstore) -> None:
+    text = bytearray(json.dumps(provenance(sigstore)).encode())
+    text[place % len(text)] = byte
+    try:
+        publisher = verify_provenance(bytes(text), WHEEL)
+    except LockError as error:
+        publisher = error.code
+    assert publisher in ("publisher-invalid", "GitHub demo/demo release.yml")
 
 
 @pytest.mark.parametrize("url", ["http://other.example/p", "file:///etc/passwd", "ftp://i.example/p"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.actions.run import mount_current_directory, private_directories
 from imagefactory.model import Mount
-from imagefactory.runtime.here import mount_current_directory, private_directories
 
 OWN = (Path("/data/store"), Path("/home/me/cache/imagefactory"))
 PRIVATE = private_directories([Path("/home/me")], own_directories=OWN, runtime=[Path("/srv/runtime/me")])
