@@ -3,7 +3,7 @@
 Sides of a case take turns within a trial, on the same lock, base, wheels (an index on loopback) and an empty
 registry on loopback; a table or a picture comes only of images whose files are the same on all sides.
 
-    start      `imagefactory list` and `--help`
+    start      `imagefactory list` and `--help` (startup.py has more)
     fresh      the README's first command, nothing there; against fetching its wheels, then making its base
     cached     lock to image, base and wheels there, by codec, warm and cold; against hashing the wheels
     sif        the image as .sif, and after one small change; against mksquashfs and apptainer's own build

@@ -61,6 +61,15 @@ def without_logins(text: str) -> str:
     return _LOGIN.sub("", text)
 
 
+_TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
+_QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
+
+
+def redact(text: str) -> str:
+    """Return `text` without the passwords, tokens and queries of its URLs, for messages and logs."""
+    return _TOKEN.sub(r"\1****", _QUERY.sub(r"\1", without_logins(text)))
+
+
 HIDDEN = (
     "\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb"

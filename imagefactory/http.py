@@ -22,7 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from imagefactory.errors import without_logins
+from imagefactory.errors import redact
 
 if TYPE_CHECKING:  # every command redacts, and few need HTTP: they do not wait for its import
     import requests
@@ -45,14 +45,7 @@ _LASTING_TLS_ERRORS = (
     "HTTP_REQUEST",
 )
 _DICE = Random()  # noqa: S311
-_TOKEN = re.compile(r"(://[^\s/]+/t/)[^\s/]+")  # as conda writes one into a channel's address
-_QUERY = re.compile(r"(/[^\s?#)]*)[?#][^\s)]*")
 _LOG = logging.getLogger("imagefactory.http")
-
-
-def redact(text: str) -> str:
-    """Return `text` without the passwords, tokens and queries of its URLs, for messages and logs."""
-    return _TOKEN.sub(r"\1****", _QUERY.sub(r"\1", without_logins(text)))
 
 
 class HttpError(Exception):

@@ -15,8 +15,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TextIO
 
-from imagefactory.errors import UsageError, os_problem, printable
-from imagefactory.http import redact
+from imagefactory.errors import UsageError, os_problem, printable, redact
 from imagefactory.progress import without_commands
 
 LOG_VARIABLE = "IMAGEFACTORY_LOG"

@@ -450,3 +450,12 @@ class Report:
     checks: tuple[CheckResult, ...]
     from_record: bool
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageProgress:
+    """The status of a target's image in the store, `verified` on these capabilities."""
+
+    built: bool = False
+    pushed: bool = False
+    verified: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagefactory.access import Access
 from imagefactory.errors import Diagnostic, RecipeError, UsageError
-from imagefactory.lock.pypi.local import digest
+from imagefactory.lock.pypi.requirements import digest
 from imagefactory.model import BaseSpec, Target
 from imagefactory.progress import QUIET
 from imagefactory.recipes.bases import BASES_FILE

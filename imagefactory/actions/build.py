@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from imagefactory.access import (
     Access,
@@ -31,7 +31,6 @@ from imagefactory.access import (
 from imagefactory.actions.definition import define_target, verify_layer_lock
 from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.locked import LockedBase, base_locks, locked_base
-from imagefactory.build.base.fetch import DebRegistry, adopt_debs, package_copy
 from imagefactory.build.base.image import (
     BaseRequest,
     PendingBase,
@@ -52,15 +51,6 @@ from imagefactory.fs import replace_text, require_space, shared_use
 from imagefactory.gpu.capability import architecture
 from imagefactory.http import RetryPolicy
 from imagefactory.lock.debian.lock import downloaded_filename
-from imagefactory.lock.download import (
-    FileOrigin,
-    LocalFiles,
-    PackageCache,
-    PendingDownloads,
-    copy_files,
-    fetch_files,
-    is_complete,
-)
 from imagefactory.model import (
     BaseLock,
     BaseSpec,
@@ -87,6 +77,10 @@ from imagefactory.trust.catalog_package import REPOSITORY, catalog_repository
 from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import get_smoke_report, smoke
+
+if TYPE_CHECKING:
+    from imagefactory.build.base.fetch import DebRegistry
+    from imagefactory.lock.download import FileOrigin, PendingDownloads
 
 Result = TypeVar("Result")
 
@@ -210,8 +204,7 @@ def build_image(
             engine.tag(definition, image)
         published = base().get().published
         if options.held and published and isinstance(image, Image):
-            toolchain = engine.toolchain(definition)
-            verify_layer_lock(project, definition, image, toolchain, bases=request.locks)
+            verify_layer_lock(project, definition, image, engine.toolchain, bases=request.locks)
         report = None
         if options.smoke:
             records = layout.path / "checks"
@@ -257,6 +250,8 @@ def make_engine(access: Access, name: str) -> Engine:
 
 def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
     """Raise StoreError if the disks have no space for fetched packages, layers and unpacked files."""
+    from imagefactory.lock.download import PackageCache
+
     # Packages in the cache may have their layers too, so only the rest counts.
     cache, store = access.settings.cache_path, access.layout.path
     missing = PackageCache(cache, package_index(access)).missing(lock.packages)
@@ -270,6 +265,8 @@ def _fetching(
     access: Access, lock: Lock, clock: _StageTimes, progress: Progress, sources: RegistrySources
 ) -> Iterator[PendingDownloads]:
     """Fetch the packages of a lock into the cache while the caller's block runs."""
+    from imagefactory.lock.download import PackageCache, PendingDownloads
+
     cache = PackageCache(access.settings.cache_path, package_index(access))
     arrivals = PendingDownloads((package, cache.path(package)) for package in lock.packages)
 
@@ -295,6 +292,8 @@ def _fetch(
     access: Access, lock: Lock, arrivals: PendingDownloads, progress: Progress, sources: RegistrySources
 ) -> None:
     """Fetch conda packages from their channels, wheels from the package index, else all from a registry."""
+    from imagefactory.lock.download import PackageCache
+
     directory = access.settings.cache_path
 
     def fallback(sizes: Mapping[str, int], error: ImagefactoryError) -> Mapping[str, FileOrigin]:
@@ -338,6 +337,9 @@ def adopt_sources(
     directory, cache = access.settings.sources_path, access.settings.cache_path
     if directory is None:
         return
+    from imagefactory.build.base.fetch import adopt_debs
+    from imagefactory.lock.download import PackageCache
+
     if not directory.is_dir():
         raise DownloadError(
             "sources-missing",
@@ -365,6 +367,8 @@ class StoredSources:
 
     def origin(self, sha256: str) -> FileOrigin:
         """Return the bytes of a file."""
+        from imagefactory.lock.download import FileOrigin
+
         blob = self.blobs[sha256]
         return FileOrigin(str(self.reference), partial(self.repo.store.read, self.repo.repository, blob))
 
@@ -464,6 +468,9 @@ class RegistrySources:
 
     def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
         """Fetch .debs that `usable` returned into `directory`."""
+        from imagefactory.build.base.fetch import package_copy
+        from imagefactory.lock.download import LocalFiles, fetch_files
+
         files = [
             replace(
                 package_copy(package, Path(), directory / downloaded_filename(package)),
@@ -551,6 +558,9 @@ def export_sources(project: Project, target: Target, directory: Path, progress: 
     The directory has the layout of a cache, so several targets may share it. TARGET.sha256 lists the files
     of a target, for sha256sum. What the cache lacks is fetched.
     """
+    from imagefactory.build.base.fetch import package_copy
+    from imagefactory.lock.download import copy_files, is_complete
+
     with locked_files(project, target, progress) as (definition, locked):
         files = [package_copy(row.package, row.path, directory / row.name) for row in locked]
         missing = [file for file in files if not is_complete(file)]

@@ -18,8 +18,8 @@ from datetime import datetime
 
 from imagefactory.access import open_answering, registry_place, repository_of
 from imagefactory.actions.build import find_built
-from imagefactory.actions.images import belongs, is_own
 from imagefactory.actions.locked import require_lock
+from imagefactory.actions.promote import belongs, is_own
 from imagefactory.actions.transfer import explain_no_candidate, find_candidate
 from imagefactory.actions.verdicts import ANY, find_in, local_place, read_verification_policy
 from imagefactory.errors import (

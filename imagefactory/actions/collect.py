@@ -19,8 +19,7 @@ from typing import Any
 
 from imagefactory.access import package_index, registry_place, repository_of
 from imagefactory.actions.claim import release_claim
-from imagefactory.actions.images import PromotionRequest
-from imagefactory.actions.promote import PromotionResult, promote
+from imagefactory.actions.promote import PromotionRequest, PromotionResult, promote
 from imagefactory.actions.verdicts import (
     StatementRequest,
     attach_all,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from imagefactory.build.layer_lock import changed_inputs, image_of
 from imagefactory.build.steps import LARGEST_COPY
 from imagefactory.errors import Diagnostic, LockError, RecipeError, StaleError, os_reason
 from imagefactory.lock.layers import layers_path, read_layer_lock, wrong_entries
-from imagefactory.lock.pypi.local import local_files
+from imagefactory.lock.pypi.requirements import local_files
 from imagefactory.model import BaseLock, BuildSpec, FilesSpec, OwnFile, Target
 from imagefactory.oci.manifests import Image
 from imagefactory.project import Project
@@ -148,15 +148,21 @@ def promised_image(project: Project, target: Target, blobs: BlobSink | None = No
 
 
 def verify_layer_lock(
-    project: Project, definition: BuildSpec, image: Image, toolchain: str, *, bases: tuple[BaseLock, ...]
+    project: Project,
+    definition: BuildSpec,
+    image: Image,
+    toolchain_of: Callable[[BuildSpec], str],
+    *,
+    bases: tuple[BaseLock, ...],
 ) -> None:
     """Raise LockError if built layers differ from the layer lock.
 
-    An outdated layer lock, or one for layers by other tools, is only reported.
+    `toolchain_of` is that of the engine. An outdated layer lock, or one for layers by other tools, is only
+    reported.
     """
     target = definition.target.name
     lock = read_layer_lock(project.lock_folder, target)
-    if lock is None or not bases or not toolchain:
+    if lock is None or not bases or not (toolchain := toolchain_of(definition)):
         return
     path = layers_path(project.lock_folder, target)
     if moved := changed_inputs(lock, definition, bases):

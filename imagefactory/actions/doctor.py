@@ -17,8 +17,8 @@ from imagefactory.doctor.use import TrustedKeyName, UsageFacts, diagnose_submit,
 from imagefactory.errors import ImagefactoryError, extra_hint
 from imagefactory.jobs.offer import verified_evidence
 from imagefactory.project import is_project, recipes_directory
-from imagefactory.schedulers.pool import local_pool, open_pool
-from imagefactory.settings.choices import POOLS
+from imagefactory.schedulers.pool import open_pool
+from imagefactory.settings.choices import POOLS, local_pool
 from imagefactory.settings.files import FILE_NAME, trust_command
 from imagefactory.settings.load import Settings
 from imagefactory.trust.keys import keys_directory, own_keys

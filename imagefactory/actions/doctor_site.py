@@ -31,9 +31,9 @@ from imagefactory.oci.store import split_place
 from imagefactory.plugins import load_extra
 from imagefactory.progress import format_bytes
 from imagefactory.project import recipes_directory
-from imagefactory.schedulers.pool import local_pool, open_pool
+from imagefactory.schedulers.pool import open_pool
 from imagefactory.schedulers.sites import check_needs, site_of
-from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM, listed
+from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM, listed, local_pool
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
 from imagefactory.trust.audit import read_audit

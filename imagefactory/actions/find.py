@@ -24,7 +24,7 @@ from imagefactory.gpu import knowledge
 from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.values import ClaimBasis
+from imagefactory.gpu.values import Cell, ClaimBasis
 from imagefactory.jobs.offer import (
     AvailableGpus,
     GpuClass,
@@ -449,16 +449,19 @@ def _candidate(cover: CoverCandidate, resources: ResourceRequest) -> FindCandida
     gpus = columns(amd=bool(rocm_of(question.cuda)))
 
     @functools.cache
+    def answer_on(gpu: CompatGpu) -> Cell:
+        return cell(cover, gpu)
+
     def on(gpu: CompatGpu) -> GpuClass | None:
-        answer = cell(cover, gpu)
+        answer = answer_on(gpu)
         if question.cuda == NO_CUDA or not serves(answer):
             return None
         return GpuClass(capability=gpu.capability, cuda="", claim=answer.claims[0])
 
     def unknown(gpu: PoolGpu | None) -> bool:
         if gpu is None:
-            return any(not cell(cover, column).claims for column in gpus)
-        return not gpu.capability or not cell(cover, _release_type(gpu)).claims
+            return any(not answer_on(column).claims for column in gpus)
+        return not gpu.capability or not answer_on(_release_type(gpu)).claims
 
     return FindCandidate(
         name=cover.title,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
@@ -41,6 +42,7 @@ from imagefactory.errors import (
     UnreachableError,
     UsageError,
     os_problem,
+    redact,
 )
 from imagefactory.fs import add_checksum, check_checksum, replacing
 from imagefactory.gpu.builds import platform_of
@@ -61,14 +63,12 @@ from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
 from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
-from imagefactory.http import HttpError, HttpSession, local_path, redact
+from imagefactory.http import HttpError, HttpSession, local_path
 from imagefactory.lock.download import PackageCache
-from imagefactory.lock.pypi.index import IndexFile, PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError
 from imagefactory.lock.pypi.question import WheelRequest
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.lock.pypi.series import wheel_tags
-from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.matrix.compat import CompatGpu, cell, exact_releases, serves
 from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel, Target
 from imagefactory.oci.graph import (
@@ -114,6 +114,10 @@ from imagefactory.scan.layers import (
 from imagefactory.serialize import format_value, parse_value
 from imagefactory.trust.verdict import VerificationResult
 from imagefactory.versions import natural
+
+if TYPE_CHECKING:
+    from imagefactory.lock.pypi.index import IndexFile, PackageIndex
+    from imagefactory.lock.pypi.uv import UvLocker
 
 LARGE = 1 << 20  # bytes; smaller packages have no GPU code of a framework
 _SMALL = 1 << 15  # bytes; smaller wheels for one platform have no GPU code

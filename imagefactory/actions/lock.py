@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from urllib.parse import urlsplit
 
 from packaging.metadata import parse_email
@@ -28,7 +28,13 @@ from imagefactory.actions.build import (
     make_engine,
 )
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.locked import locked_base, locked_target, read_target_lock, require_lock
+from imagefactory.actions.locked import (
+    locked_base,
+    locked_target,
+    outdated_path,
+    read_target_lock,
+    require_lock,
+)
 from imagefactory.build.layer_lock import changed_inputs, lock_layers
 from imagefactory.errors import (
     DownloadError,
@@ -37,21 +43,19 @@ from imagefactory.errors import (
     OutdatedError,
     RegistryError,
     StaleError,
-    StatementError,
     ToolError,
     UnreachableError,
     UnsolvableError,
     UsageError,
     os_problem,
+    redact,
     without_logins,
 )
 from imagefactory.fs import explain_full_disk, replace_text, shared_use, temporary_directory
 from imagefactory.gpu.capability import architecture
-from imagefactory.http import HttpError, HttpSession, RetryPolicy, redact
+from imagefactory.http import HttpError, HttpSession, RetryPolicy
 from imagefactory.lock import Locker, LockRequest, OutdatedPackage, export, files
 from imagefactory.lock.changes import publisher_changes
-from imagefactory.lock.conda.locker import CondaLocker
-from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
 from imagefactory.lock.debian import archive
 from imagefactory.lock.debian.archive import open_archive
 from imagefactory.lock.debian.lock import deb_filename, read_base_lock, write_base_lock
@@ -67,7 +71,6 @@ from imagefactory.lock.pypi.outdated import PypiRelease, releases
 from imagefactory.lock.pypi.requirements import from_files, from_indexes
 from imagefactory.lock.pypi.system_libraries import MissingLibraries, find_lacking
 from imagefactory.lock.pypi.unbuilt import installable
-from imagefactory.lock.pypi.uv import UvLocker
 from imagefactory.model import (
     BaseLock,
     BaseSpec,
@@ -86,8 +89,12 @@ from imagefactory.project import Project, recipes_directory
 from imagefactory.recipes.expand import requirement_places
 from imagefactory.recipes.read import read_each
 from imagefactory.recipes.values import channel_name, cutoff_of, longest_cooldown, parse_cutoff, within
-from imagefactory.serialize import format_value, parse_value
+from imagefactory.serialize import format_value
 from imagefactory.settings.choices import SOLVERS
+
+if TYPE_CHECKING:
+    from imagefactory.lock.conda.locker import CondaLocker
+    from imagefactory.lock.pypi.uv import UvLocker
 
 
 def lacking_libraries(
@@ -649,32 +656,16 @@ def _public_addresses(project: Project, lock: Lock) -> dict[str, str]:
     return paths | {name: without_logins(url) for name, url in urls.items()}
 
 
-def outdated_packages_of(access: Access, lock: Lock) -> tuple[OutdatedPackage, ...]:
-    """Return the outdated packages of a lock that this machine solved, none for other locks."""
-    try:
-        value = json.loads(_outdated_path(access, lock).read_text(encoding="utf-8"))
-        rows: tuple[OutdatedPackage, ...] = parse_value(
-            value, tuple[OutdatedPackage, ...], "outdated packages"
-        )
-    except (OSError, ValueError, StatementError):
-        return ()
-    return rows
-
-
 def _write_outdated(access: Access, lock: Lock, outdated: tuple[OutdatedPackage, ...]) -> None:
     # Not in the lock: each release of others would change its digest, and so the images.
     if not outdated:
         return
-    path = _outdated_path(access, lock)
+    path = outdated_path(access, lock)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(format_value(outdated, tuple[OutdatedPackage, ...]), indent=2) + "\n")
     except OSError as error:
         raise LockError(*os_problem("write", path, error), hint="check its permissions") from error
-
-
-def _outdated_path(access: Access, lock: Lock) -> Path:
-    return access.settings.cache_path / "behind" / f"{files.lock_digest(lock).removeprefix('sha256:')}.json"
 
 
 def _check_not_outdated(target: Target, outdated: Sequence[OutdatedPackage]) -> None:
@@ -919,6 +910,8 @@ def _missing_archives(
 def conda_locker(access: Access) -> CondaLocker:
     """Return the conda solver of this process, which reads channels."""
     index, records = package_index(access), access.settings.cache_path / "channels"
+    from imagefactory.lock.conda.locker import CondaLocker
+
     return CondaLocker(conda_channels(access), records, lambda: uv_locker(index))
 
 
@@ -930,6 +923,8 @@ def target_locker(access: Access, target: Target) -> Locker:
     if (solver := access.settings.solver.value) == SOLVERS[0]:
         return conda_locker(access)
     channels, records = conda_channels(access), access.settings.cache_path / "channels"
+    from imagefactory.lock.conda.own_tool import CondaLockLocker, find_tool
+
     tool = find_tool(solver, access.environ)
     return CondaLockLocker(tool, channels, records, lambda: uv_locker(index))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, StaleError
+from imagefactory.access import Access
+from imagefactory.errors import ImagefactoryError, LockError, NothingSelectedError, StaleError, StatementError
+from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.debian.lock import base_content_hash, read_base_lock
 from imagefactory.lock.files import (
@@ -18,15 +21,17 @@ from imagefactory.lock.files import (
     UnsolvableTarget,
     check_facts,
     check_unchanged_packages,
+    lock_digest,
     lock_names,
     lock_path,
     read_lock,
     read_unsolvable,
 )
 from imagefactory.lock.layers import LAYERS
-from imagefactory.lock.pypi.local import changed_wheel
+from imagefactory.lock.pypi.requirements import changed_wheel
 from imagefactory.model import BaseLock, BaseSpec, Lock, Outcome, Target
 from imagefactory.project import Project
+from imagefactory.serialize import parse_value
 
 TO_BUILD = "to build"
 """The lock state of a target whose recipe has sources without a wheel."""
@@ -281,3 +286,20 @@ def holding(project: Project, targets: Sequence[Target], packages: Sequence[str]
             hint="to see the packages of a lock, run imagefactory show TARGET",
         )
     return chosen
+
+
+def outdated_packages_of(access: Access, lock: Lock) -> tuple[OutdatedPackage, ...]:
+    """Return the outdated packages of a lock that this machine solved, none for other locks."""
+    try:
+        value = json.loads(outdated_path(access, lock).read_text(encoding="utf-8"))
+        rows: tuple[OutdatedPackage, ...] = parse_value(
+            value, tuple[OutdatedPackage, ...], "outdated packages"
+        )
+    except (OSError, ValueError, StatementError):
+        return ()
+    return rows
+
+
+def outdated_path(access: Access, lock: Lock) -> Path:
+    """Return the file with the outdated packages of a lock."""
+    return access.settings.cache_path / "behind" / f"{lock_digest(lock).removeprefix('sha256:')}.json"

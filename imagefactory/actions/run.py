@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.access import Access
-from imagefactory.actions.images import (
-    make_runner,
-    not_built_error,
-    require_image,
-    stored_image,
-    stored_sif,
-)
+from imagefactory.actions.images import make_runner, not_built_error, require_image, stored_image, stored_sif
 from imagefactory.actions.transfer import local_name, pull_image
 from imagefactory.build.definition import INIT
 from imagefactory.errors import NothingSelectedError

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.errors import CheckFailedError, ImagefactoryError, StatementError, StoreError, UsageError
+from imagefactory.model import ImageProgress, Target
 from imagefactory.oci.candidates import (
     APPROVAL_TYPE,
     BUNDLE_TYPE,
@@ -22,11 +23,14 @@ from imagefactory.oci.candidates import (
     TEST_RESULT_TYPE,
     VERDICT_TYPE,
 )
-from imagefactory.oci.graph import StoreRepository, read_manifest
-from imagefactory.oci.layout import LayoutStore
+from imagefactory.oci.graph import (
+    StoreRepository,
+    read_manifest,
+)
+from imagefactory.oci.layout import LayoutStore, reference
 from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
 from imagefactory.oci.store import ImageReference
-from imagefactory.oci.transfer import WORKERS
+from imagefactory.oci.transfer import WORKERS, was_transferred
 from imagefactory.progress import QUIET, Progress
 from imagefactory.project import Project
 from imagefactory.serialize import format_time
@@ -65,6 +69,7 @@ from imagefactory.trust.verdict import (
 from imagefactory.verify.nonces import NonceStore, NonceSubject, ci_run_of
 from imagefactory.verify.report import GpuReport, VerifiedImage, format_gpu_report
 from imagefactory.verify.suite_files import suite_digest
+from imagefactory.versions import natural
 
 ANY = "any"
 """The repository name for the local store, where all repositories share one pool of blobs."""
@@ -453,3 +458,30 @@ def sign_report(access: Access, report: GpuReport, key: SigningKey | None, now: 
         return SignedReport(signed=None, why=f"unsigned: {error.message}")
     nonce_store(access).spend(report.nonce, run, result=f"sha256:{result}", now=now)
     return SignedReport(signed=signed, why=f"signed by '{key.name}'")
+
+
+def find_marks(access: Access, targets: Iterable[Target], now: datetime) -> dict[str, ImageProgress]:
+    """Return the status of each target's image in the store. A corrupt image counts as built."""
+    tags, reader = access.layout.tags(), VerdictReader(access, now)
+    pushes, path = {}, ""
+    if access.settings.registry.value:
+        host, path = registry_place(access, "")
+        pushes = access.layout.recall("pushed", host) or {}
+
+    def marks(target: Target) -> ImageProgress:
+        name = reference(target)
+        if name not in tags:
+            return ImageProgress(built=f"{name}.sif" in tags)
+        try:
+            image = access.layout.load(name, tags[name])
+            capabilities = {
+                result.verdict.report.device.row
+                for result in reader.stored(image)
+                if result.proves and result.verdict and result.verdict.report.device
+            }
+        except StoreError:
+            return ImageProgress(built=True)
+        pushed = was_transferred(pushes, repository_of(path, target.family), image.digest)
+        return ImageProgress(built=True, pushed=pushed, verified=tuple(sorted(capabilities, key=natural)))
+
+    return {target.name: marks(target) for target in targets}

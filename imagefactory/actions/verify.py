@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.images import PromotionRequest, make_runner, scratch_directory
+from imagefactory.actions.images import make_runner, scratch_directory
 from imagefactory.actions.inspect import inspect_artifact
-from imagefactory.actions.promote import PromotionResult, promote
+from imagefactory.actions.promote import PromotionRequest, PromotionResult, promote
 from imagefactory.actions.resolve import ResolvedImage, check_name, resolve_image
 from imagefactory.actions.verdicts import (
     SignedReport,

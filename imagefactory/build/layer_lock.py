@@ -15,11 +15,12 @@ from imagefactory.build.definition import SHARED, entrypoint, files_digest, new_
 from imagefactory.errors import BuildError
 from imagefactory.lock.files import lock_digest
 from imagefactory.lock.layers import LayerLock
-from imagefactory.model import BaseLock, BuildSpec, OwnFile
-from imagefactory.oci.layers import CHUNK, TarSegment
+from imagefactory.model import BaseLock, BuildSpec, Lock, OwnFile
+from imagefactory.oci.layers import CHUNK, TarSegment, codec
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import (
     CONFIG_TYPE,
+    LAYERS_VERSION,
     MANIFEST_TYPE,
     Descriptor,
     Image,
@@ -216,3 +217,21 @@ class _LayerNamer:
             architecture=config.architecture,
             start=config.start,
         )
+
+
+def build_tools_hash(lock: Lock, codec_name: str) -> str:
+    """Return the hash of the tools that determine layer bytes, besides the lock's packages and their base."""
+    import installer
+
+    tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
+    tools += [f"installer {installer.__version__}"] if lock.wheels else []
+    return ", ".join([*tools, *([linker()] if lock.conda else [])])
+
+
+def linker() -> str:
+    """Return the linker of conda packages. Another version may link them differently."""
+    from importlib.metadata import version
+
+    from imagefactory.build.conda_install import LINKER
+
+    return f"py-rattler {version('py-rattler')}, {LINKER}"

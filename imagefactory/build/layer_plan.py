@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.build import conda_install
 from imagefactory.build.conda.prefix import LinkedPrefix, read_record
 from imagefactory.build.wheel_layer import InstallPrefix
 from imagefactory.errors import BuildError
 from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel
-from imagefactory.oci.layers import LAYERS_VERSION, codec
+from imagefactory.oci.layers import codec
 from imagefactory.oci.manifests import hash_key
 
 OWN_LAYER_BYTES = 8_000_000
@@ -195,17 +193,3 @@ def conda_python(lock: Lock) -> str:
         f"the lock of {lock.target} has no python",
         hint=f"run imagefactory lock {lock.target}",
     )
-
-
-def build_tools_hash(lock: Lock, codec_name: str) -> str:
-    """Return the hash of the tools that determine layer bytes, besides the lock's packages and their base."""
-    import installer
-
-    tools = [codec(codec_name).identity, f"layers {LAYERS_VERSION}"]
-    tools += [f"installer {installer.__version__}"] if lock.wheels else []
-    return ", ".join([*tools, *([linker()] if lock.conda else [])])
-
-
-def linker() -> str:
-    """Return the linker of conda packages. Another version may link them differently."""
-    return f"py-rattler {importlib.metadata.version('py-rattler')}, {conda_install.LINKER}"

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from imagefactory.build.base.image import BuiltBase, PendingBase
 from imagefactory.errors import StoreError
 from imagefactory.fs import require_space
-from imagefactory.lock.download import PendingDownloads
 from imagefactory.model import BuildSpec, Target
 from imagefactory.oci.layout import Layout, reference
 from imagefactory.oci.manifests import INDEX_TYPE, Descriptor, Image, SifArtifact
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
+
+if TYPE_CHECKING:
+    from imagefactory.lock.download import PendingDownloads
 
 LEAST_LAYER, LEAST_UNPACKED = 0.8, 1.3
 """The least bytes, in a layer and unpacked, for each byte of a package.

@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from imagefactory.access import Access, conda_channels, package_index
 from imagefactory.build.steps import CERTIFICATES, CHANNELS, PIP_CONF
-from imagefactory.errors import UsageError, os_problem
-from imagefactory.http import local_path, on_loopback, redact
+from imagefactory.errors import UsageError, os_problem, redact
+from imagefactory.http import local_path, on_loopback
 from imagefactory.lock.conda.channels import ContainerChannels
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.requirements import from_indexes

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from imagefactory.gpu.values import CellClaim, Compatibility
     from imagefactory.matrix.compat import CompatGpu, CompatRow, CoverCandidate
     from imagefactory.model import Target
+    from imagefactory.project import Project
     from imagefactory.schedulers.pool import Inventory
     from imagefactory.views.inspect import GpuQuery, ScannedGpuRow
 
@@ -408,7 +409,6 @@ def _candidates(
     If no recipe has a framework, its known versions represent it. With `every_version`, these are added to
     the targets. Raises NothingSelectedError for an unknown name.
     """
-    from imagefactory.actions.find import read_candidates
     from imagefactory.gpu.knowledge import aliases, families
     from imagefactory.matrix.compat import exact_releases, releases, with_releases
 
@@ -422,7 +422,7 @@ def _candidates(
         if factory:
             factory.note_invalid(factory.invalid)
         return (
-            read_candidates(factory, targets)
+            _read_candidates(factory, targets)
             if targets
             else [candidate for name in families().values() for candidate in releases(name)]
         )
@@ -439,11 +439,17 @@ def _candidates(
             if target.family == name
             or (target.source, target.framework, target.on) == ("pypi", framework, "")
         ]
-        some = read_candidates(factory, family or (() if framework else _select(targets, name)))
+        some = _read_candidates(factory, family or (() if framework else _select(targets, name)))
         if framework and (every_version or not some):
             some = list(with_releases(some, framework))
         candidates |= {candidate.title: candidate for candidate in some}
     return list(candidates.values())
+
+
+def _read_candidates(factory: Project | None, targets: Sequence[Target]) -> list[CoverCandidate]:
+    from imagefactory.actions.find import read_candidates
+
+    return read_candidates(factory, targets)
 
 
 def _select(targets: Sequence[Target], name: str) -> Sequence[Target]:

@@ -130,7 +130,7 @@ def _choose(system: str | None, *, probe: bool) -> str:
 
     Raises UsageError for --probe with HTCondor.
     """
-    from imagefactory.schedulers.pool import local_pools
+    from imagefactory.settings.choices import local_pools
 
     if probe and system == HTCONDOR:
         raise UsageError(

@@ -160,7 +160,7 @@ def config(call: CommandContext, trust: bool, untrust: bool, as_json: bool) -> N
     To change a setting, write it into imagefactory.toml (site = "slurm") or set an environment variable
     (IMAGEFACTORY_SITE=slurm). A project that you do not trust can set only a few settings.
     """
-    from imagefactory.http import redact
+    from imagefactory.errors import redact
     from imagefactory.settings.files import trust_command
     from imagefactory.views.text import format_table
 

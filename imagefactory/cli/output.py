@@ -208,7 +208,7 @@ def has_gpu() -> bool:
 
 def has_scheduler() -> bool:
     """Return whether this machine has the commands of a scheduler."""
-    from imagefactory.schedulers.pool import local_pool
+    from imagefactory.settings.choices import local_pool
 
     return bool(local_pool(os.environ))
 
@@ -291,7 +291,7 @@ _COLORS = {
 """The terminal color of statuses that fill a cell or start a line."""
 _LETTERS = {"Y": "green", "P": "green", "~": "yellow", "-": "red"}
 _STATUS_COLORS = {word: color for color, words in _COLORS.items() for word in words.split()}
-_CELL = re.compile(
+_CELL = (
     rf"(?m)(?P<before>^ *|(?<=  ))(?P<word>{'|'.join(map(re.escape, sorted(_STATUS_COLORS, reverse=True)))}|"
     r"[YP~-][dpv]!?)(?=$|  | \[| !|: |(?<=:) )"
 )
@@ -307,7 +307,7 @@ def colorize(text: str, stream: int) -> str:
         word = match["word"]
         return match["before"] + click.style(word, fg=_STATUS_COLORS.get(word) or _LETTERS[word[0]])
 
-    return _CELL.sub(color, text)
+    return re.sub(_CELL, color, text)
 
 
 def write_terminal(stream: int, text: str) -> None:

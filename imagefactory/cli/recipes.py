@@ -111,9 +111,9 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     Outside a project it lists the images of the catalog that you joined.
     """
     from imagefactory.actions.locked import lock_state
+    from imagefactory.model import ImageProgress
     from imagefactory.project import uses_catalog
     from imagefactory.recipes.edit import omitted_companions
-    from imagefactory.trust.verdict import ImageProgress
     from imagefactory.views.images import format_targets
 
     if uses_catalog(call.settings):
@@ -125,7 +125,7 @@ def list_targets(call: CommandContext, names: tuple[str, ...], as_json: bool) ->
     states = {target.name: lock_state(factory, target) for target in selection}
     marks = dict.fromkeys((target.name for target in selection), ImageProgress())
     if factory.layout.tags():  # an empty project needs no slow imports
-        from imagefactory.actions.images import find_marks
+        from imagefactory.actions.verdicts import find_marks
 
         marks = find_marks(factory, selection, datetime.now(UTC))
     with exit_with_first_failure(factory, names) as failures:
@@ -190,8 +190,12 @@ def show(call: CommandContext, name: str, as_json: bool) -> None:
     """
     from imagefactory.actions.definition import promised_image
     from imagefactory.actions.images import stored_image
-    from imagefactory.actions.lock import outdated_packages_of
-    from imagefactory.actions.locked import lock_state, read_target_lock, read_unsolvable_reason
+    from imagefactory.actions.locked import (
+        lock_state,
+        outdated_packages_of,
+        read_target_lock,
+        read_unsolvable_reason,
+    )
     from imagefactory.model import Outcome
     from imagefactory.project import uses_catalog
     from imagefactory.recipes.edit import omitted_companions

@@ -101,7 +101,7 @@ def search(
 
 def _pool(path: Path | None, now: datetime) -> Inventory | None:
     """Return the pool, None if there is none or if it does not answer. A note reports the second case."""
-    from imagefactory.schedulers.pool import local_pool
+    from imagefactory.settings.choices import local_pool
 
     if path is not None:
         return find_inventory(path, now)

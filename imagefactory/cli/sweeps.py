@@ -345,7 +345,7 @@ def start(
     With --wait the exit code is that of `sweep collect`.
     """
     from imagefactory.actions.sweep import make_sweep, prepare_sweep
-    from imagefactory.schedulers.pool import local_pool
+    from imagefactory.settings.choices import local_pool
 
     request = SweepRequest(
         pool=scheduler or local_pool(os.environ) or HTCONDOR, suite=suite, registry=registry, promote=promote,

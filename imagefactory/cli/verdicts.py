@@ -220,7 +220,7 @@ def _find(
 ) -> tuple[tuple[VerdictSet, ...], TrustRules | None]:
     """Return the images and the trust of their center, None for the trust in the settings."""
     from imagefactory.actions.centers import names_center, read_offer, verdicts_on
-    from imagefactory.actions.images import PromotionRequest, list_verdicts
+    from imagefactory.actions.promote import PromotionRequest, list_verdicts
     from imagefactory.actions.transfer import target_reference
     from imagefactory.actions.verdicts import local_place, place_of, registry_of, verdicts_of
     from imagefactory.oci.candidates import plain_tag
@@ -333,8 +333,7 @@ def promote(call: CommandContext, names: tuple[str, ...], place: str, dry_run: b
 
     Exit code 9 if no tag points to a verified image, or if approvals are missing.
     """
-    from imagefactory.actions.images import PromotionRequest
-    from imagefactory.actions.promote import promote
+    from imagefactory.actions.promote import PromotionRequest, promote
     from imagefactory.views.verdicts import format_promotion
 
     factory, now = call.factory, datetime.now(UTC)
@@ -367,7 +366,7 @@ def _targets(
     factory: Project, names: tuple[str, ...], registry: str
 ) -> tuple[tuple[Target, StoreRepository, str], ...]:
     """Return each target, the repository of its tags, and the named digest, if any."""
-    from imagefactory.actions.images import target_at
+    from imagefactory.actions.promote import target_at
     from imagefactory.actions.transfer import plain_name
     from imagefactory.actions.verdicts import place_of
     from imagefactory.oci.graph import read_manifest
@@ -587,7 +586,7 @@ def _resolve_image(
     factory: Project, name: str, registry: str, capability: str
 ) -> tuple[StoreRepository, str, Target]:
     """Return the repository of an image, its tag or digest there, and its target."""
-    from imagefactory.actions.images import target_at
+    from imagefactory.actions.promote import target_at
     from imagefactory.actions.transfer import target_reference
     from imagefactory.actions.verdicts import place_of
     from imagefactory.oci.candidates import plain_tag

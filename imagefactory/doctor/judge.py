@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, Health, MachineFacts
-from imagefactory.errors import extra_hint
+from imagefactory.errors import extra_hint, redact
 from imagefactory.gpu.capability import MACHINES
-from imagefactory.http import redact
 from imagefactory.progress import format_bytes
 from imagefactory.runtime.devices import AmdGpus, count_gpus
 from imagefactory.runtime.limits import format_amount

@@ -21,9 +21,9 @@ from imagefactory.build.docker import DockerEngine
 from imagefactory.build.secrets import find_secrets
 from imagefactory.doctor.facts import MODULES, Diagnosis, Disk, MachineFacts, ProbeResult, SandboxAttempt
 from imagefactory.doctor.judge import diagnose
-from imagefactory.errors import ImagefactoryError, ToolError, extra_hint
+from imagefactory.errors import ImagefactoryError, ToolError, extra_hint, redact
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
-from imagefactory.http import RetryPolicy, redact
+from imagefactory.http import RetryPolicy
 from imagefactory.lock.conda.own_tool import find_tool
 from imagefactory.lock.debian.archive import (
     AptSource,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from imagefactory.errors import DownloadError, ImagefactoryError, LockError, os_problem
+from imagefactory.errors import DownloadError, ImagefactoryError, LockError, os_problem, redact
 from imagefactory.http import (
     HttpSession,
     Login,
@@ -35,7 +35,6 @@ from imagefactory.http import (
     arriving,
     local_path,
     read_count,
-    redact,
 )
 from imagefactory.model import LockedCondaPackage, LockedPackage, LockedWheel
 from imagefactory.progress import Progress, ProgressTask, format_bytes

@@ -13,7 +13,6 @@ from typing import Any
 from imagefactory.errors import NoPlatformError
 from imagefactory.gpu.capability import AMD64
 from imagefactory.model import ContainerStart
-from imagefactory.oci.layers import LAYERS_VERSION
 
 # --- The frozen values of artifacts: descriptors, layers, images and .sif files
 # Digests are strings `sha256:<64 hex>`; sizes are bytes.
@@ -304,6 +303,10 @@ LAYER_CODECS = {
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
     "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
 }
+
+
+LAYERS_VERSION = 2
+"""The format of layers.py. Another number rebuilds every layer."""
 
 
 def hash_key(*parts: str) -> str:

@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagefactory.errors import UsageError
+from imagefactory.errors import UsageError, redact
 from imagefactory.gpu.frameworks import LibraryRole, role_of
 from imagefactory.gpu.values import ScanResult
-from imagefactory.http import HttpSession, RejectedError, Response, arriving, read_some, redact
+from imagefactory.http import HttpSession, RejectedError, Response, arriving, read_some
 from imagefactory.oci.inflate import PIECE, CorruptDataError, plain_layer
 from imagefactory.oci.tar_stream import FILE, TarStream, entries
 from imagefactory.progress import QUIET, Progress, ProgressTask

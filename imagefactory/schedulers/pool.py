@@ -8,7 +8,6 @@ Capabilities are written `8.0`. Memory and disk are in bytes. Times are aware an
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -374,14 +373,3 @@ def open_pool(name: str, environ: Mapping[str, str]) -> Pool:
         raise UsageError("pool-unknown", f"unknown pool '{name[:40]}'", hint=f"pools: {', '.join(POOLS)}")
     pool: Pool = import_module(POOLS[name].module).make_pool(environ)
     return pool
-
-
-def local_pool(environ: Mapping[str, str]) -> str:
-    """Return the name of the pool whose commands this machine has, empty if there is none."""
-    return next(iter(local_pools(environ)), "")
-
-
-def local_pools(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of all pools whose commands this machine has."""
-    path = environ.get("PATH")
-    return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

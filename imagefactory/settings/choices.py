@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -82,3 +84,14 @@ class SettingValue:
 def listed(text: str) -> tuple[str, ...]:
     """Return the items of a value that is separated by commas."""
     return tuple(item for part in text.split(",") if (item := part.strip()))
+
+
+def local_pool(environ: Mapping[str, str]) -> str:
+    """Return the name of the pool whose commands this machine has, empty if there is none."""
+    return next(iter(local_pools(environ)), "")
+
+
+def local_pools(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of all pools whose commands this machine has."""
+    path = environ.get("PATH")
+    return tuple(name for name, row in POOLS.items() if shutil.which(row.command, path=path))

@@ -24,9 +24,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from imagefactory.errors import UsageError, os_problem
+from imagefactory.errors import UsageError, os_problem, redact
 from imagefactory.fs import replace_text
-from imagefactory.http import redact
 from imagefactory.settings.sources import RestrictedSetting
 
 FILE_NAME = "imagefactory.toml"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -216,6 +215,8 @@ def _check_certificates(setting: SettingValue) -> None:
     # The path is written to an apt.conf.
     if not path.is_file() or not setting.value.isprintable() or '"' in setting.value:
         raise _invalid("certificates", setting, "a file", hint)
+    import ssl
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError) as error:

@@ -149,15 +149,6 @@ class VerificationResult:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageProgress:
-    """The status of a target's image in the store, `verified` on these capabilities."""
-
-    built: bool = False
-    pushed: bool = False
-    verified: tuple[str, ...] = ()
-
-
 # --- Statements: a verdict as bytes
 #     GpuReport -> sign() -> SignedVerdict          payload -> parse_verdict() -> Verdict
 # A statement is an in-toto Statement v1 about one digest, that of the image's manifest. Its predicate is the

@@ -30,7 +30,6 @@ from imagefactory.verify.outcome import (
     read_report,
 )
 from imagefactory.verify.report import SmokeTest
-from imagefactory.verify.smoke_hints import find_hint
 from imagefactory.verify.suite_files import (
     REPORT_NAME,
     digest_of,
@@ -143,6 +142,8 @@ def smoke(trial: SmokeTest, runner: Runner, progress: Progress, *, records: Path
     that cannot start the image are results, not errors. Raises UsageError for a recipe with checks that the
     suite does not have.
     """
+    from imagefactory.verify.smoke_hints import find_hint
+
     files, request = read_suite(), expectations(trial.definition)
     suite = digest_of(files)
     with locked_temporary_directory("smoke-", scratch) as directory:

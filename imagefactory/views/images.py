@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 
 from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import can_emulate, parse_capability
-from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.changes import publisher_changes
-from imagefactory.lock.files import UnsolvableTarget
-from imagefactory.model import CheckState, Lock, LockedCondaPackage, LockedPackage, Report, Target
+from imagefactory.model import (
+    CheckState,
+    ImageProgress,
+    Lock,
+    LockedCondaPackage,
+    LockedPackage,
+    Report,
+    Target,
+)
 from imagefactory.oci.manifests import Image
-from imagefactory.oci.transfer import TransferResult
 from imagefactory.progress import format_bytes
 from imagefactory.recipes.values import channel_name
-from imagefactory.trust.verdict import ImageProgress
 from imagefactory.views.text import CPUS, format_fields, format_table
 
 if TYPE_CHECKING:
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from imagefactory.actions.lock import LockResult
     from imagefactory.actions.store import PruneResult, RepositoryListing
     from imagefactory.actions.transfer import CopyResult, PullResult, PushResult, SifPullResult, SourcesPush
+    from imagefactory.lock import OutdatedPackage
+    from imagefactory.lock.files import UnsolvableTarget
+    from imagefactory.oci.transfer import TransferResult
 
 
 def format_report(report: Report) -> str:

@@ -204,7 +204,7 @@ def put_image(factory: Project, target: Target, parts: tuple[BuiltBase, Descript
         layout, factory.settings.cache_path, codec=factory.settings.codec.value, workers=1
     )
     row = {"digest": index.digest, "size": index.size}
-    layout.record("images", engine._image_key(definition, base), row)
+    layout.record("images", engine.image_key(definition, base), row)
 
 
 Members = Iterator[tuple[tarfile.TarInfo, bytes]]

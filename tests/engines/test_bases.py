@@ -20,8 +20,8 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -379,7 +379,7 @@ def test_mmdebstraps_hangup_reaches_nobody_elses_processes(
     tmp_path: Path, fetched: dict[str, fetch.BaseArchives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends one when the reader of its tar is gone: a full disk, or a tar that is refused."""
-    monkeypatch.setattr(make, "mmdebstrap_command", lambda _: ("sh", "-c", "kill -HUP 0; exit 1"))
+    monkeypatch.setattr(make, "mmdebstrap_command", lambda *_, **__: ("sh", "-c", "kill -HUP 0; exit 1"))
     heard: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
@@ -394,7 +394,7 @@ def test_a_writer_that_goes_on_after_a_broken_tar_is_ended(
     tmp_path: Path, fetched: dict[str, fetch.BaseArchives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = ("sh", "-c", "while echo not a tar; do :; done")
-    monkeypatch.setattr(make, "mmdebstrap_command", lambda _: endless)
+    monkeypatch.setattr(make, "mmdebstrap_command", lambda *_, **__: endless)
     with fails("mmdebstrap-failed"):
         make.build_base(fetched["debian-12"], tmp_path / "base.tar", QuietProgress(), environ=os.environ)
 
@@ -403,7 +403,7 @@ def test_a_line_without_end_is_not_kept(
     tmp_path: Path, fetched: dict[str, fetch.BaseArchives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ("sh", "-c", "head -c 10000000 /dev/zero >&2; exit 1")
-    monkeypatch.setattr(make, "mmdebstrap_command", lambda _: line)
+    monkeypatch.setattr(make, "mmdebstrap_command", lambda *_, **__: line)
     with pytest.raises(BuildError) as caught:
         make.build_base(fetched["debian-12"], tmp_path / "base.tar", QuietProgress(), environ=os.environ)
     assert len(caught.value.message) < 200_000
@@ -434,29 +434,163 @@ def least(own: DebianMirror) -> fetch.BaseArchives:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MadeHere:
+    """A package of the test: fields and scripts of its control data, and files with their content."""
+
+    name: str
+    fields: str = ""
+    control: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    folder_mode: int = 0o755
+
+    def build(self, folder: Path) -> bytes:
+        root = folder / "root"
+        sums = [f"{hashlib.md5(text.encode()).hexdigest()}  {path}\n" for path, text in self.files.items()]
+        files = {"md5sums": "".join(sums), **self.control}
+        control = {f"DEBIAN/{name}": text for name, text in files.items()}
+        for path, text in {**control, **self.files}.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+            (root / path).chmod(0o755)
+            (root / path).parent.chmod(0o755 if path.startswith("DEBIAN/") else self.folder_mode)
+        for path, target in self.links.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).symlink_to(target)
+        (root / "DEBIAN").mkdir(parents=True, exist_ok=True)
+        (root / "DEBIAN/control").write_text(
+            f"Package: {self.name}\nVersion: 1.0\nArchitecture: all\nMaintainer: A <a@b.org>\n"
+            f"Description: x\n{self.fields}"
+        )
+        environ = {**os.environ, "SOURCE_DATE_EPOCH": "1600000000"}
+        argv = ["dpkg-deb", "--build", "--root-owner-group", root, folder / "a.deb"]
+        subprocess.run(argv, check=True, env=environ)
+        return (folder / "a.deb").read_bytes()
+
+
+def with_packages(least: fetch.BaseArchives, debs: Path, *more: MadeHere) -> fetch.BaseArchives:
+    """The same base with more packages: as a stranger's cache and lock have them."""
+    for one in more:
+        with tempfile.TemporaryDirectory() as folder:
+            content = one.build(Path(folder))
+        package = DebianPackage(
+            name=one.name,
+            version="1.0",
+            architecture="all",
+            sha256=hashlib.sha256(content).hexdigest(),
+            size=len(content),
+        )
+        path = fetch.deb_path(debs, package)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        lock = replace(least.lock, packages=(*least.lock.packages, package))
+        least = replace(least, lock=lock, debs=(*least.debs, path))
+    return least
+
+
 def with_hostile(least: fetch.BaseArchives, script: str, debs: Path) -> fetch.BaseArchives:
-    """The same base with one package more, which runs `script`: as a stranger's cache and lock have it."""
-    with tempfile.TemporaryDirectory() as folder:
-        control = Path(folder) / "root/DEBIAN"
-        control.mkdir(parents=True)
-        (control / "control").write_text(
-            "Package: zz-hostile\nVersion: 1.0\nArchitecture: all\nMaintainer: A <a@b.org>\nDescription: x\n"
-        )
-        (control / "postinst").write_text(script)
-        (control / "postinst").chmod(0o755)
-        subprocess.run(
-            ["dpkg-deb", "--build", "--root-owner-group", control.parent, f"{folder}/a.deb"], check=True
-        )
-        content = Path(folder, "a.deb").read_bytes()
-    sha256 = hashlib.sha256(content).hexdigest()
-    package = DebianPackage(
-        name="zz-hostile", version="1.0", architecture="all", sha256=sha256, size=len(content)
+    return with_packages(least, debs, MadeHere(name="zz-hostile", control={"postinst": script}))
+
+
+def contents(tar: make.BaseTar, *paths: str) -> list[str]:
+    with tarfile.open(tar.path) as archive:
+        files = [archive.extractfile(path) for path in paths]
+        return [file.read().decode() for file in files if file]
+
+
+@pytest.mark.parametrize("name", many(("small",), ("debian-12", "debian-13", "debian-12-arm64")))
+def test_the_same_bytes_as_by_mmdebstrap_and_dpkg_alone(
+    name: str, request: pytest.FixtureRequest, own: DebianMirror, tmp_path: Path
+) -> None:
+    """By day the small base."""
+    base, tar = replace(BASES["debian-12"], packages=SMALL), None
+    if name == "small":
+        compared = request.getfixturevalue("compared")
+        base, lock, tar = compared.base, read_base_lock(compared.lock), compared.tar
+    elif name in BASES:
+        tars, made_of = request.getfixturevalue("tars"), request.getfixturevalue("made_of")
+        base, lock, tar = BASES[name], made_of[name], tars[name]
+    else:
+        base = replace(BASES["debian-12"], name=name, platform="linux/arm64")
+        lock = lock_base(base, None, own, QuietProgress())
+    assert lock
+    fetched = fetch.fetch_base(base, lock, own, QuietProgress(), locked=True)
+    notes = Notes()
+    tar = tar or make.build_base(fetched, tmp_path / "hooks.tar", notes, environ=os.environ)
+    other = make.build_base(fetched, tmp_path / "dpkg.tar", notes, environ=os.environ, one_by_one=True)
+    assert notes.lines == []
+    trees = [read_tree(one.path) for one in (tar, other)]
+    assert {
+        path: [tree.get(path) for tree in trees] for path, _ in {*trees[0].items()} ^ {*trees[1].items()}
+    } == {}
+    assert tar.sha256 == other.sha256
+
+
+def read_tree(path: Path) -> dict[str, tuple[object, ...]]:
+    tree: dict[str, tuple[object, ...]] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isreg() else None
+            content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
+            owner = (member.uid, member.gid)
+            tree[member.name] = (member.type, member.mode, owner, member.mtime, content)
+    return tree
+
+
+DIVERTED = MadeHere(
+    name="zz-diverted",
+    control={"conffiles": "/etc/zz.conf\n", "postinst": "#!/bin/sh\n/usr/bin/zz >/etc/zz.said\n"},
+    files={"usr/bin/zz": "#!/bin/sh\necho diverted\n", "etc/zz.conf": "x\n"},
+)
+DIVERTS = MadeHere(
+    name="zz-diverts",
+    fields="Pre-Depends: zz-diverted\n",
+    control={
+        "preinst": "#!/bin/sh\nset -e\n[ -x /usr/bin/zz ]\n"
+        "dpkg-divert --package zz-diverts --add --rename --divert /usr/bin/zz.real /usr/bin/zz\n"
+    },
+    files={"usr/bin/zz": "#!/bin/sh\necho diverts\n"},
+)
+
+
+def test_a_diversion_is_made_before_what_diverts_is_unpacked(
+    least: fetch.BaseArchives, room: Path, tmp_path: Path
+) -> None:
+    fetched, notes = with_packages(least, room / "stranger/debs", DIVERTS, DIVERTED), Notes()
+    tar, other = (
+        make.build_base(fetched, tmp_path / f"{way}.tar", notes, environ=os.environ, one_by_one=way)
+        for way in (False, True)
     )
-    path = fetch.deb_path(debs, package)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    lock = replace(least.lock, packages=(*least.lock.packages, package))
-    return replace(least, lock=lock, debs=(*least.debs, path))
+    assert notes.lines == []
+    assert contents(tar, "usr/bin/zz", "usr/bin/zz.real", "etc/zz.said", "etc/zz.conf") == [
+        DIVERTS.files["usr/bin/zz"], DIVERTED.files["usr/bin/zz"], "diverted\n", "x\n"
+    ]  # fmt: skip
+    assert "zz-diverts" in contents(tar, "var/lib/dpkg/diversions")[0]
+    assert tar.sha256 == other.sha256
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        MadeHere(name="zz-b", fields="Replaces: zz-a\n", files={"usr/share/zz/of": "b"}),
+        MadeHere(name="zz-b", fields="Replaces: zz-a\n", files={"lib/zz/of": "b"}),
+        MadeHere(name="zz-b", files={"usr/share/zz/other": "b"}, folder_mode=0o700),
+        MadeHere(name="zz-b", files={"usr/share/zb": "b"}, links={"usr/share/zz": "elsewhere"}),
+    ],
+)
+def test_packages_that_share_paths_are_installed_one_by_one(
+    second: MadeHere, least: fetch.BaseArchives, room: Path, tmp_path: Path
+) -> None:
+    """Who is first or last decides there."""
+    first = MadeHere(name="zz-a", files={"usr/share/zz/of": "a", "usr/lib/zz/of": "a"})
+    fetched, notes = with_packages(least, room / "stranger/debs", first, second), Notes()
+    tar = make.build_base(fetched, tmp_path / "base.tar", notes, environ=os.environ)
+    assert len(notes.lines) == 1
+    assert look.SHARED in notes.lines[0]
+    ((path, text),) = second.files.items()
+    assert contents(tar, path.replace("lib/zz", "usr/lib/zz")) == [text]
+    assert not list(tmp_path.glob(".base.tar*"))
 
 
 def test_a_cached_package_that_debian_did_not_sign_is_not_installed(

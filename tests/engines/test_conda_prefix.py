@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.build import conda_install
-from imagefactory.build.assemble import AssembleEngine, describe_claims, settle_claims
+from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.assembly import describe_claims, settle_claims
 from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.conda import prefix
 from imagefactory.build.conda.prefix import (

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.actions.images import PromotionRequest
-from imagefactory.actions.promote import promote
+from imagefactory.actions.promote import PromotionRequest, promote
 from imagefactory.actions.verdicts import writing
 from imagefactory.errors import RegistryError
 from imagefactory.http import RetryPolicy

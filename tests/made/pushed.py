@@ -55,7 +55,7 @@ def put_built(
     assert base is not None
     index = add_image(layout, reference(target), [layer], **labels)
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
-    key = engine._image_key(definition, base)
+    key = engine.image_key(definition, base)
     if record:
         layout.record("images", key, {"digest": index.digest, "size": index.size})
     return index.digest

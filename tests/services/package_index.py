@@ -165,11 +165,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", 'Basic realm="test"')
         self.send_header("Content-Type", kind)
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Length", str(len(body) + (rest in index.broken)))
+        breaks = place == "integrity" and rest in index.broken
+        self.send_header("Content-Length", str(len(body) + breaks))
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
-        self.close_connection = rest in index.broken
+        self.close_connection |= breaks
 
 
 @contextmanager

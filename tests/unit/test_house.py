@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import grimp
 from importlinter.cli import lint_imports
 
+from imagefactory.settings.choices import ENGINES, RUNNERS
 from tests.made.source import FILES, HOUSE, calls, nodes, parse
 
 ROOT = HOUSE.parent
@@ -22,8 +24,22 @@ EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "inst
     *("cyclonedx", "license_expression", "packageurl", "spdx_tools"),
     *("pypi_attestations", "rattler", "rich", "sigstore", "spython", "tomlkit", "uv", "zstandard"),
 }
-# What it brings, and what quick commands do not wait for: a tenth of a second each.
-SLOW = {"http", "requests", "securesystemslib", "tenacity", "urllib3"}
+# What it brings, and what quick commands do not wait for: up to a tenth of a second each.
+SLOW = {"certifi", "http", "importlib.metadata", "requests", "securesystemslib", "ssl", "tenacity", "urllib3"}
+# What builds, fetches or explains. What finds images imports it when there is something to do.
+WORKERS = {
+    "imagefactory.actions.catalog",
+    "imagefactory.build.assembly",
+    "imagefactory.build.base.fetch",
+    "imagefactory.build.base.make",
+    "imagefactory.build.conda_install",
+    "imagefactory.build.sif",
+    "imagefactory.lock.conda.locker",
+    "imagefactory.lock.conda.own_tool",
+    "imagefactory.lock.download",
+    "imagefactory.runtime.apptainer_command",
+    "imagefactory.verify.smoke_hints",
+}
 # Programs that run elsewhere, where what they import may be missing or slow.
 TRAVELS = [
     HOUSE / name
@@ -92,7 +108,10 @@ def test_the_first_look_shows_few_things() -> None:
 
 
 def test_imports_stand_at_the_top_of_a_file() -> None:
-    """Commands and access.py import what they need as they run, to start fast; extras may be missing."""
+    """Commands and access.py import what they need as they run, to start fast; extras may be missing.
+
+    For the same reason WORKERS are imported where they work.
+    """
     rooms = [
         path
         for path in FILES
@@ -104,7 +123,7 @@ def test_imports_stand_at_the_top_of_a_file() -> None:
         for path in rooms
         if not any(path.is_relative_to(place) for place in TRAVELS)
         for line in imports_inside(path)
-        if line.rsplit(": ", 1)[1].split(".")[0] not in EXTRAS | SLOW
+        if not {(module := line.rsplit(": ", 1)[1]), module.split(".")[0]} & (EXTRAS | SLOW | WORKERS)
     ]
     assert late == []
 
@@ -303,3 +322,46 @@ def test_names_become_plainer_and_files_fewer() -> None:
     assert len(files) <= MOST_FILES
     assert sum(variables for variables, _ in counts) <= MOST_VAGUE
     assert sum(definitions for _, definitions in counts) <= MOST_VAGUE_DEFINITIONS
+
+
+# The modules of this house that a command loads: what there is today. These numbers only become smaller.
+LOADED = {
+    "--help": 34,
+    "config": 37,
+    "compat torch==2.3.0 --gpu H100": 60,
+    "list": 71,
+}
+FINDERS = 119
+"""Those that `build` loads to find that an image is built and tested."""
+
+
+def loaded(program: str, store: Path, *arguments: str) -> set[str]:
+    """The modules that a program has loaded at its end."""
+    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
+    environ = {**os.environ, "IMAGEFACTORY_STORE": str(store), "IMAGEFACTORY_CACHE": str(store)}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def of_house(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] == HOUSE.name}
+
+
+def test_quick_commands_load_nothing_that_works(tmp_path: Path) -> None:
+    """A command that finds is as fast as the files that it loads: so nobody adds a slow one by accident."""
+    counts = {}
+    for command in LOADED:
+        modules = loaded("from imagefactory.cli import main; main()", tmp_path, *command.split())
+        assert modules & (WORKERS | SLOW | EXTRAS) == set(), command
+        counts[command] = len(of_house(modules))
+    assert {name: count for name, count in counts.items() if count > LOADED[name]} == {}
+
+
+def test_what_finds_a_built_image_loads_nothing_that_builds(tmp_path: Path) -> None:
+    rows = [f"{ENGINES['assemble'].module}", f"{RUNNERS['unshare'].module}"]
+    program = f"import imagefactory.actions.transfer, imagefactory.views.images, {', '.join(rows)}"
+    modules = loaded(program, tmp_path)
+    assert modules & (WORKERS | SLOW | EXTRAS) == set()
+    assert len(of_house(modules)) <= FINDERS

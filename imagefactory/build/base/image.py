@@ -8,16 +8,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from imagefactory.build.base.fetch import BaseArchives, DebRegistry, cached_base, fetch_base
 from imagefactory.build.base.look import base_key
-from imagefactory.build.base.make import BaseTar, build_base, read_facts, write_difference
 from imagefactory.build.definition import SYSTEM_PATH
 from imagefactory.errors import LockError
 from imagefactory.fs import check_checksum, explain_full_disk, require_space
 from imagefactory.gpu.capability import architecture
-from imagefactory.lock.debian.archive import DebianMirror
 from imagefactory.lock.debian.lock import format_base_lock, parse_base_lock
 from imagefactory.model import BaseLock, BaseSpec
 from imagefactory.oci.layers import CHUNK, codec
@@ -35,6 +32,11 @@ from imagefactory.oci.manifests import (
 )
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
+
+if TYPE_CHECKING:
+    from imagefactory.build.base.fetch import BaseArchives, DebRegistry
+    from imagefactory.build.base.make import BaseTar
+    from imagefactory.lock.debian.archive import DebianMirror
 
 ENVIRONMENT = (("PATH", SYSTEM_PATH),)
 """The variables of a base of Debian packages."""
@@ -163,6 +165,8 @@ class BaseRequest:
 
     def fetch(self, progress: Progress) -> BaseArchives:
         """Return the .debs of this base without its parents. A complete cache needs no mirror."""
+        from imagefactory.build.base.fetch import cached_base, fetch_base
+
         cached = cached_base(self.base, self.lock, self.debs)
         return cached or fetch_base(
             *(self.base, self.lock, self.mirror(), progress), locked=self.locked, registry=self.registry
@@ -171,6 +175,8 @@ class BaseRequest:
     def _make(
         self, layout: Layout, fetched: BaseArchives, parent_base: BuiltBase | None, progress: Progress
     ) -> BuiltBase:
+        from imagefactory.build.base.make import build_base, read_facts, write_difference
+
         name, key = self.base.name, _layer_key(fetched.lock, self.codec, parent_base)
         with layout.locked(f"base-{name}"), explain_full_disk(layout.path):
             layer = layout.recall_layer(key)  # another process may have built it

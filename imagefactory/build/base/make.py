@@ -1,5 +1,7 @@
 """Build a base's layer tar: mmdebstrap installs the locked .debs, and its tar is rewritten.
 
+Most packages are unpacked at once by hooks (look.py). dpkg installs the others, and configures all.
+
 mmdebstrap installs from a local directory with exactly the locked packages. So no mirror, host or network
 affects the result.
 """
@@ -23,13 +25,25 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
 from imagefactory.build.base.fetch import BaseArchives, verify_deb
-from imagefactory.build.base.look import SETUP_HOOK, fixed_files, is_included
+from imagefactory.build.base.look import (
+    CONFIGURE,
+    INFO,
+    SETUP_HOOK,
+    SHARED,
+    UNPACK,
+    ControlData,
+    fixed_files,
+    hook_files,
+    is_included,
+    parse_control,
+)
 from imagefactory.errors import (
     BuildError,
     DownloadError,
@@ -332,13 +346,18 @@ _SCRATCH = "imagefactory-base-"
 
 
 def build_base(
-    fetched: BaseArchives, out_tar: Path, progress: Progress, *, environ: Mapping[str, str]
+    fetched: BaseArchives,
+    out_tar: Path,
+    progress: Progress,
+    *,
+    environ: Mapping[str, str],
+    one_by_one: bool = False,
 ) -> BaseTar:
     """Install the .debs with mmdebstrap, and write the base's layer to `out_tar` atomically.
 
-    The same lock gives the same bytes, as root and as an ordinary user. Raises ToolError if this machine
-    cannot build bases, DownloadError for a .deb that differs from the lock, BuildError with the log's tail
-    otherwise.
+    The same lock gives the same bytes, as root and as an ordinary user, and `one_by_one` too. Raises
+    ToolError if this machine cannot build bases, DownloadError for a .deb that differs from the lock,
+    BuildError with the log's tail otherwise.
     """
     ids, emulator = choose_ids(builder_facts()), find_emulator(lock_architecture(fetched.lock))
     for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
@@ -354,14 +373,17 @@ def build_base(
             _check_clock(scratch, fetched.lock)
             prepare_directory(scratch)
             _write_repository(fetched, scratch / INPUT)
-            process = BuildProcess(
-                scratch,
-                mmdebstrap_command(fetched.lock),
-                environment=build_environment(fetched.lock),
-                ids=ids,
-                emulator=emulator,
-            )
-            layer = _install(fetched, process, temporary, progress)
+            layer = None
+            while layer is None:
+                process = BuildProcess(
+                    scratch,
+                    mmdebstrap_command(fetched.lock, one_by_one=one_by_one),
+                    environment=build_environment(fetched.lock),
+                    ids=ids,
+                    emulator=emulator,
+                )
+                layer = _install(fetched, process, temporary, progress)
+                one_by_one = True
         temporary.replace(out_tar)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -376,18 +398,23 @@ def build_base(
     return replace(layer, path=out_tar)
 
 
-def mmdebstrap_command(lock: BaseLock) -> tuple[str, ...]:
-    """Return the command that installs exactly the locked packages, from the .debs in /input."""
+def mmdebstrap_command(lock: BaseLock, *, one_by_one: bool = False) -> tuple[str, ...]:
+    """Return the command that installs exactly the locked packages, from the .debs in /input.
+
+    Its hooks unpack most packages at once. With `one_by_one`, dpkg unpacks all. The result is equal.
+    """
+    names = ",".join(package.name for package in lock.packages)
+    hooks = (f'--setup-hook=bash /{INPUT}/{UNPACK} "$1"', f'--customize-hook=bash /{INPUT}/{CONFIGURE} "$1"')
     return (
         "mmdebstrap",
         "--mode=root",
-        "--variant=apt",
+        f"--variant={'apt' if one_by_one else 'custom'}",
         f"--architectures={lock_architecture(lock)}",
         "--format=tar",
         "--verbose",
-        f"--include={','.join(package.name for package in lock.packages)}",
         f"--dpkgopt=/{INPUT}/dpkg.cfg",
         f"--setup-hook={SETUP_HOOK}",
+        *((f"--include={names}",) if one_by_one else hooks),
         "--skip=check/qemu,output/dev",
         lock.suite,
         "-",
@@ -426,38 +453,71 @@ def format_release(lock: BaseLock, index: bytes) -> str:
 
 
 def _write_repository(fetched: BaseArchives, repository: Path) -> None:
-    entries = []
-    for path, package in zip(fetched.debs, fetched.lock.packages, strict=True):
+    """Write a flat repository of the .debs, and what the hooks of mmdebstrap read."""
+    packages = fetched.lock.packages
+    for path in fetched.debs:
         try:
             (repository / path.name).hardlink_to(path)
         except OSError:  # another file system, or a file of another owner
             shutil.copyfile(path, repository / path.name)
             (repository / path.name).chmod(0o644)
-        control = subprocess.run(
-            ["dpkg-deb", "--field", path],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if control.returncode:
-            raise BuildError(
-                "deb-invalid",
-                f"{path} is not a Debian package: {control.stderr.strip()}",
-                hint=f"delete it (rm {path}) and run the same command again",
-            )
-        entries.append((control.stdout, path.name, package))
-    index = format_packages(entries)
-    for file, text in (
-        (repository / "Packages", index),
-        (repository / "Release", format_release(fetched.lock, index.encode())),
-        (repository / "dpkg.cfg", "force-unsafe-io\n"),
-    ):
-        file.write_text(text, encoding="utf-8")
-        file.chmod(0o644)
+    with ThreadPoolExecutor() as pool:
+        controls = list(pool.map(_read_control, fetched.debs, packages))
+    names = (path.name for path in fetched.debs)
+    archives = list(zip(names, packages, controls, strict=True))
+    index = format_packages((control.text, name, package) for name, package, control in archives)
+    (repository / INFO).mkdir()
+    (repository / INFO).chmod(0o755)
+    for control in controls:
+        for suffix, (content, mode, mtime) in control.files.items() if control.is_plain else ():
+            file = repository / INFO / f"{control.info_name}.{suffix}"
+            file.write_bytes(content)
+            file.chmod(mode)
+            os.utime(file, (mtime, mtime))
+    for name, text in {
+        "Packages": index,
+        "Release": format_release(fetched.lock, index.encode()),
+        "dpkg.cfg": "force-unsafe-io\n",
+        **hook_files(archives),
+    }.items():
+        (repository / name).write_text(text, encoding="utf-8")
+        (repository / name).chmod(0o644)
 
 
-def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> BaseTar:
+CONTROL_LIMIT = 64 << 20
+"""Bytes of the control files of one package."""
+
+
+def _read_control(deb: Path, package: DebianPackage) -> ControlData:
+    with subprocess.Popen(
+        ["dpkg-deb", "--ctrl-tarfile", deb],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        content = process.stdout.read(CONTROL_LIMIT)
+        process.stdout.close()
+        problem = process.stderr.read().decode(errors="replace").strip()
+    if not process.returncode:
+        try:
+            control = parse_control(content)
+        except (KeyError, UnicodeDecodeError, tarfile.TarError) as error:
+            problem = str(error) or type(error).__name__
+        else:
+            if control.identity == (package.name, package.version, package.architecture):
+                return control
+            problem = f"its control file is of {' '.join(control.identity)}"
+    raise BuildError(
+        "deb-invalid",
+        f"{deb} is not the Debian package {package.name}: {problem}",
+        hint=f"delete it (rm {deb}) and run the same command again",
+    )
+
+
+def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Progress) -> BaseTar | None:
+    """Return the layer, None if packages share paths, so that they must be installed one by one."""
     log: deque[str] = deque(maxlen=_LOG_TAIL)
     title = f"installing {fetched.base.name}"
     with (
@@ -487,6 +547,9 @@ def _install(fetched: BaseArchives, build: BuildProcess, out: Path, progress: Pr
             raise
         follower.join()
         code = build.wait()
+    if code and (shared := next((line for line in log if line.startswith(SHARED)), "")):
+        progress.note(f"{fetched.base.name}: {shared}; installing the packages one by one")
+        return None
     if code or result is None:
         raise BuildError(
             "mmdebstrap-failed",

@@ -19,7 +19,7 @@ from imagefactory.actions.new_project import NIGHTLY_FILES
 from imagefactory.doctor.facts import Diagnosis
 from imagefactory.errors import UsageError
 from imagefactory.extras.nightly.nights import LOG, has_reserve, last_nightly, nightly_directory
-from imagefactory.schedulers.pool import local_pool
+from imagefactory.settings.choices import local_pool
 from imagefactory.settings.load import ENVIRONMENT_PREFIX, NONCE_STORE_KEY, Settings
 
 NAME = "imagefactory-night"

@@ -17,10 +17,9 @@ from typing import Literal, TypedDict
 
 from imagefactory.access import Access
 from imagefactory.actions.centers import JoinedCenter, only_center
-from imagefactory.actions.images import PromotionRequest, list_verdicts
 from imagefactory.actions.locked import read_unsolvable_reason
 from imagefactory.actions.plan import PlanLookup, read_stages
-from imagefactory.actions.promote import sifs_of
+from imagefactory.actions.promote import PromotionRequest, list_verdicts, sifs_of
 from imagefactory.actions.read_catalog import read_catalog
 from imagefactory.actions.verdicts import find_in, local_place, read_verification_policy, registry_of
 from imagefactory.errors import LockError, StaleError, UsageError

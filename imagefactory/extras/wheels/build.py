@@ -35,12 +35,12 @@ from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.git import NoGitVersionError, git_version
-from imagefactory.lock.pypi.local import wheel_metadata
 from imagefactory.lock.pypi.offers import choose_sdist, fetch_sdist
 from imagefactory.lock.pypi.question import WheelRequest
 from imagefactory.lock.pypi.requirements import misfit
 from imagefactory.lock.pypi.sources import MOST_REQUIRES, SourceProject, copy_source, read_project
 from imagefactory.lock.pypi.unbuilt import has_nvcc
+from imagefactory.lock.pypi.uv import wheel_metadata
 from imagefactory.model import CommandResult, Lock, LockedWheel, Mount, ReleaseCutoff, RunSpec, Target
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import Progress

@@ -29,8 +29,7 @@ from imagefactory.errors import BuildError, LockError, RecipeError, UnbuiltError
 from imagefactory.extras.wheels.build import BuildImage, CompileRequest, check_not_amd, compile_in
 from imagefactory.fs import replace_text
 from imagefactory.lock import LockRequest
-from imagefactory.lock.pypi.local import local_files
-from imagefactory.lock.pypi.requirements import from_files
+from imagefactory.lock.pypi.requirements import from_files, local_files
 from imagefactory.model import SourceLocation, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image

@@ -315,6 +315,7 @@ def all_documented() -> tuple[DocumentedSupport, ...]:
     )
 
 
+@cache  # a table asks once for each GPU
 def documented(framework: str, version: str, cuda: str, platform: str = "amd64") -> DocumentedSupport | None:
     """Return the documented GPU code of a framework build, None if there is no row.
 

@@ -20,14 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint
-from imagefactory.http import (
-    Login,
-    on_loopback,
-    redact,
-    sends_openly,
-    without_login,
-)
+from imagefactory.errors import LockError, ToolError, UnreachableError, UsageError, extra_hint, redact
+from imagefactory.http import Login, on_loopback, sends_openly, without_login
 from imagefactory.recipes.values import channel_address
 
 if TYPE_CHECKING:  # only needed for solving

@@ -22,13 +22,13 @@ from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge import cuda_drivers, pypi_names
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.lock import OutdatedPackage, requirements_of
+from imagefactory.lock.conda.facts import split_spec
 from imagefactory.lock.conda.solver import (
     CondaRequest,
     CondaSolver,
     NoSolutionError,
     first_question,
     name_of,
-    split_spec,
 )
 from imagefactory.lock.pypi.outdated import PypiRelease, far_newer, to_accept
 from imagefactory.model import LockedCondaPackage, Target

@@ -10,7 +10,7 @@ import re
 
 from imagefactory.errors import LockError
 from imagefactory.gpu.builds import built_for, minor_version
-from imagefactory.lock.conda.solver import cuda_arch, split_spec
+from imagefactory.gpu.capability import parse_capability
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi.facts import cuda_only_wheels, cuda_runtimes
 from imagefactory.model import Lock, LockedCondaPackage, Target
@@ -227,3 +227,21 @@ def _agrees(required: str, came: str) -> bool:
 def _fits(required: str, version: str) -> bool:
     """Return `_agrees`, or true if `version` is only a matching major version."""
     return _agrees(required, version) or _agrees(version, required)
+
+
+def cuda_arch(target: Target) -> tuple[tuple[str, str, str], ...]:
+    """Return (name, version, build) of `__cuda_arch`: the lowest capability that the target must support.
+
+    None for CPUs and AMD GPUs. It is not in locks: a lock without packages that need it must stay the same.
+    Source: CEP 46, the lowest compute capability of the machine's GPUs.
+    """
+    capabilities = [text for text in target.capabilities if not text.startswith("gfx")]
+    if not (target.gpu and capabilities):
+        return ()
+    return (("__cuda_arch", min(capabilities, key=parse_capability), "0"),)
+
+
+def split_spec(text: str) -> tuple[str, str]:
+    """Return the channel of a match spec, or an empty text, and the package's name."""
+    channel, _, rest = text.rpartition("::")
+    return channel, re.split(r"[^A-Za-z0-9_.-]", rest.strip(), maxsplit=1)[0].lower()

@@ -10,7 +10,8 @@ Source of the format: conda_lock.lockfile.v1.models of conda-lock 4.0.3.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -49,6 +50,7 @@ def merge_depends(depends: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{name} {_merge(bounds[name])}".rstrip() for name in sorted(bounds))
 
 
+@lru_cache(maxsize=8192)
 def _split_spec(spec: str) -> tuple[str, str]:
     """Return the name and bounds of a spec: `conda-forge::NumPy>=1.21, <2` -> ("numpy", ">=1.21,<2")."""
     match = re.fullmatch(r"\s*(?:[^\s\[]*::)?([A-Za-z0-9_.-]+)\s*(.*?)\s*", spec)
@@ -81,6 +83,13 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
     two files is detected.
     """
     subdir = platform_subdir(lock)
+    packages = (line for package in lock.conda for line in _package_lines(package, subdir))
+    return "\n".join((*_head_lines(lock, pip), *packages)) + "\n"
+
+
+def _head_lines(lock: Lock, pip: str) -> list[str]:
+    """Return the lines before the first package."""
+    subdir = platform_subdir(lock)
     system = " ".join(f"{name}={value}" for name, value in lock.virtual)
     metadata = [
         ("lock", str(FORMAT)),
@@ -110,10 +119,7 @@ def format_conda_lock(lock: Lock, pip: str = "") -> str:
     lines += ["  custom_metadata:", *(f"{_KEY}{key}: {_scalar(value)}" for key, value in metadata if value)]
     lines.append(f"{_KEY}sizes: |")
     lines += sorted(f"      {package.filename} {package.size}" for package in lock.conda)
-    lines.append("package:")
-    for package in lock.conda:
-        lines += _package_lines(package, subdir)
-    return "\n".join(lines) + "\n"
+    return [*lines, "package:"]
 
 
 def platform_subdir(lock: Lock) -> str:
@@ -158,6 +164,7 @@ def _package_lines(package: LockedCondaPackage, subdir: str) -> list[str]:
     return lines
 
 
+@lru_cache(maxsize=8192)
 def _scalar(text: str) -> str:
     """Return a text as YAML: plain if every YAML parser reads a text, else in single quotes."""
     bare = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./%+-]*(?:://[A-Za-z0-9_./%+:-]+)?", text)
@@ -182,38 +189,39 @@ def parse_conda_lock(text: str, file: str) -> Lock:
     """
     reader = _LockReader(text, file)
     lock = _read_lock(reader)
-    for index, (line, expected) in enumerate(
-        zip(reader.lines, format_conda_lock(lock, pip_digest(text)).split("\n"), strict=False)
-    ):
-        if line != expected:
-            raise reader.fault(f"expected {_printable(expected)}, found {_printable(line)}", index)
+    try:
+        _check_lines(reader.lines, _head_lines(lock, pip_digest(text)))
+    except _MalformedError as error:
+        raise reader.fault(str(error), error.index) from None
     return lock
 
 
-class _LockReader:
-    """The lines of a file, read one after the other."""
+def _check_lines(lines: Sequence[str], expected_lines: Sequence[str]) -> None:
+    for index, (line, expected) in enumerate(zip(lines, expected_lines, strict=False)):
+        if line != expected:
+            raise _MalformedError(f"expected {_printable(expected)}, found {_printable(line)}", index)
 
-    def __init__(self, text: str, file: str) -> None:
-        match = re.search(rf"^{re.escape(_KEY)}target: '?({_TARGET})'?$", text[:MAX_BYTES], re.MULTILINE)
-        self.file, self.target, self.at = file, match[1] if match else "TARGET", 0
-        self.lines = [""]
-        if len(text) > MAX_BYTES:
-            raise self.fault(f"the file is too large (at most {MAX_BYTES} characters)", 0)
-        self.lines = text.split("\n")
-        if self.lines[-1] != "":
-            raise self.fault("the last line is incomplete", len(self.lines) - 1)
-        while self.line.startswith("#"):
-            self.at += 1
+
+class _MalformedError(Exception):
+    """A line, by its index, that `format_conda_lock` would not write."""
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class _LineReader:
+    """Lines that are read one after the other."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines, self.at = lines, 0
 
     @property
     def line(self) -> str:
         return self.lines[self.at] if self.at < len(self.lines) else ""
 
-    def fault(self, message: str, index: int | None = None) -> LockError:
-        line = (self.at if index is None else index) + 1
-        return LockError(
-            "lock-malformed", f"{self.file}:{line}: {message}", hint=f"run imagefactory lock {self.target}"
-        )
+    def fault(self, message: str, index: int | None = None) -> Exception:
+        return _MalformedError(message, self.at if index is None else index)
 
     def expect(self, line: str) -> None:
         if self.line != line:
@@ -239,6 +247,28 @@ class _LockReader:
             raise self.fault(f"{_printable(value)} is not a valid value {location}")
         self.at += 1
         return value
+
+
+class _LockReader(_LineReader):
+    """The lines of a file. Errors name the file."""
+
+    def __init__(self, text: str, file: str) -> None:
+        match = re.search(rf"^{re.escape(_KEY)}target: '?({_TARGET})'?$", text[:MAX_BYTES], re.MULTILINE)
+        super().__init__([""])
+        self.file, self.target = file, match[1] if match else "TARGET"
+        if len(text) > MAX_BYTES:
+            raise self.fault(f"the file is too large (at most {MAX_BYTES} characters)", 0)
+        self.lines = text.split("\n")
+        if self.lines[-1] != "":
+            raise self.fault("the last line is incomplete", len(self.lines) - 1)
+        while self.line.startswith("#"):
+            self.at += 1
+
+    def fault(self, message: str, index: int | None = None) -> LockError:
+        line = (self.at if index is None else index) + 1
+        return LockError(
+            "lock-malformed", f"{self.file}:{line}: {message}", hint=f"run imagefactory lock {self.target}"
+        )
 
 
 def _read_lock(reader: _LockReader) -> Lock:
@@ -284,7 +314,7 @@ def _read_lock(reader: _LockReader) -> Lock:
     reader.expect("package:")
     packages: list[LockedCondaPackage] = []
     while reader.at < len(reader.lines) - 1:
-        _read_package(reader, packages, sizes, (subdir, tuple(channels)))
+        packages.append(_read_package(reader, packages, sizes, (subdir, channels)))
     if not packages:
         raise reader.fault("the lock has no packages")
     if len(packages) != len(sizes):
@@ -318,19 +348,42 @@ def _read_sizes(reader: _LockReader) -> dict[str, int]:
 
 def _read_package(
     reader: _LockReader,
-    before: list[LockedCondaPackage],
-    sizes: dict[str, int],
-    location: tuple[str, tuple[str, ...]],
-) -> None:
-    """Read one package and add it to `before`."""
+    before: Sequence[LockedCondaPackage],
+    sizes: Mapping[str, int],
+    location: tuple[str, Sequence[str]],
+) -> LockedCondaPackage:
+    """Read the next package, which must follow those of `before` in order."""
     platform, channels = location
-    name = reader.value("- name: ", _NAME)
+    start, lines = reader.at, reader.lines
+    end = next((i for i in range(start + 1, len(lines) - 1) if lines[i].startswith("- ")), len(lines) - 1)
+    try:
+        package = _parse_package("\n".join(lines[start:end]), platform)
+    except _MalformedError as error:
+        _check_order(reader, before, reader.value("- name: ", _NAME), start)
+        raise reader.fault(str(error), start + error.index) from None
+    _check_order(reader, before, package.name, start)
+    url_line = lines.index(f"  url: {_scalar(package.url)}", start)
+    if package.url.rsplit("/", 2)[0] not in channels:
+        raise reader.fault(f"{package.url} is not in the lock's channels", url_line)
+    if package.filename not in sizes:
+        raise reader.fault(f"{package.filename} has no size in 'imagefactory.sizes'", url_line)
+    reader.at = end
+    return replace(package, size=sizes[package.filename])
+
+
+def _check_order(reader: _LockReader, before: Sequence[LockedCondaPackage], name: str, index: int) -> None:
     if before and name <= before[-1].name:
-        reader.at -= 1
         twice = name == before[-1].name
         raise reader.fault(
-            f"'{name}' is duplicate" if twice else f"'{name}' must come before '{before[-1].name}'"
+            f"'{name}' is duplicate" if twice else f"'{name}' must come before '{before[-1].name}'", index
         )
+
+
+@lru_cache(maxsize=4096)  # targets share most of their packages
+def _parse_package(text: str, platform: str) -> LockedCondaPackage:
+    """Return the package of an entry, without its size. Raises _MalformedError."""
+    reader = _LineReader(text.split("\n"))
+    name = reader.value("- name: ", _NAME)
     version = reader.value("  version: ", _VERSION)
     reader.expect("  manager: conda")
     reader.expect(f"  platform: {platform}")
@@ -344,36 +397,34 @@ def _read_package(
             depends.append(f"{match[1]} {bound}".rstrip())
     line_number = reader.at
     url = reader.value("  url: ", rf"{_CHANNEL}/[a-z0-9-]+/{_FILE}")
-    channel, subdir, filename = url.rsplit("/", 2)
+    _, subdir, filename = url.rsplit("/", 2)
     reader.expect("  hash:")
     md5 = reader.maybe("    md5: ", r"[0-9a-f]{32}") or ""
     sha256 = reader.value("    sha256: ", r"[0-9a-f]{64}")
     build = reader.value("  build: ", _BUILD)
     reader.expect("  category: main")
     reader.expect("  optional: false")
-    if channel not in channels:
-        raise reader.fault(f"{url} is not in the lock's channels", line_number)
+    if reader.at < len(reader.lines):
+        raise reader.fault(f"expected '- name: ...', found {_printable(reader.line)}")
     if subdir not in (platform, "noarch"):
         raise reader.fault(f"{url} is not for {platform}", line_number)
     stem = unquote(filename).removesuffix(".conda").removesuffix(".tar.bz2")
     if stem.lower() != f"{name}-{version}-{build}".lower():
         raise reader.fault(f"'{filename}' is not {name} {version} {build}", line_number)
-    if filename not in sizes:
-        raise reader.fault(f"{filename} has no size in 'imagefactory.sizes'", line_number)
-    before.append(
-        LockedCondaPackage(
-            name=name,
-            version=version,
-            build=build,
-            subdir=subdir,
-            url=url,
-            filename=filename,
-            sha256=sha256,
-            md5=md5,
-            size=sizes[filename],
-            depends=tuple(depends),
-        )
+    package = LockedCondaPackage(
+        name=name,
+        version=version,
+        build=build,
+        subdir=subdir,
+        url=url,
+        filename=filename,
+        sha256=sha256,
+        md5=md5,
+        size=0,
+        depends=tuple(depends),
     )
+    _check_lines(reader.lines, _package_lines(package, platform))
+    return package
 
 
 def _printable(line: str) -> str:

@@ -22,13 +22,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import LockError, UnsolvableError
+from imagefactory.errors import LockError, UnsolvableError, redact
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.knowledge import pypi_names
-from imagefactory.http import HttpError, HttpSession, redact
+from imagefactory.http import HttpError, HttpSession
 from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport, requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.explain import CudaBuild, cuda_builds, explain, find_behind_channels
+from imagefactory.lock.conda.facts import split_spec
 from imagefactory.lock.conda.solver import (
     CondaRequest,
     CondaSolver,
@@ -39,7 +40,6 @@ from imagefactory.lock.conda.solver import (
     rank,
     released_at,
     run,
-    split_spec,
 )
 from imagefactory.lock.files import check_facts
 from imagefactory.lock.pypi.no_wheel import NoWheelError

@@ -22,9 +22,8 @@ from typing import Any
 
 import yaml
 
-from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, os_reason
+from imagefactory.errors import LockError, ToolError, UnsolvableError, extra_hint, os_reason, redact
 from imagefactory.gpu.capability import SUBDIRS
-from imagefactory.http import redact
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda.channels import ChannelAccess
 from imagefactory.lock.conda.file import merge_depends

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from packaging.utils import canonicalize_name
 
-from imagefactory.errors import LockError
-from imagefactory.gpu.capability import SUBDIRS, parse_capability
-from imagefactory.http import HttpError, HttpSession, local_path, read_some, redact
+from imagefactory.errors import LockError, redact
+from imagefactory.gpu.capability import SUBDIRS
+from imagefactory.http import HttpError, HttpSession, local_path, read_some
 from imagefactory.lock import requirements_of
 from imagefactory.lock.conda.channels import ChannelAccess
+from imagefactory.lock.conda.facts import cuda_arch, split_spec
 from imagefactory.lock.conda.file import merge_depends
 from imagefactory.model import LockedCondaPackage, ReleaseCutoff, Target
 from imagefactory.recipes.values import channel_address
@@ -85,18 +86,6 @@ def virtual_packages(system: Iterable[tuple[str, str]]) -> tuple[tuple[str, str,
     for name, value in system:
         rows.append((name, "1", value) if name == "__archspec" else (name, value, "0"))
     return tuple(sorted(rows))
-
-
-def cuda_arch(target: Target) -> tuple[tuple[str, str, str], ...]:
-    """Return (name, version, build) of `__cuda_arch`: the lowest capability that the target must support.
-
-    None for CPUs and AMD GPUs. It is not in locks: a lock without packages that need it must stay the same.
-    Source: CEP 46, the lowest compute capability of the machine's GPUs.
-    """
-    capabilities = [text for text in target.capabilities if not text.startswith("gfx")]
-    if not (target.gpu and capabilities):
-        return ()
-    return (("__cuda_arch", min(capabilities, key=parse_capability), "0"),)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -442,12 +431,6 @@ def released_at(record: RepoDataRecord) -> datetime | None:
     """Return when a channel got a package, else when it was built; None if the record has neither."""
     time = record.indexed_timestamp or record.timestamp
     return time if time is None or time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def split_spec(text: str) -> tuple[str, str]:
-    """Return the channel of a match spec, or an empty text, and the package's name."""
-    channel, _, rest = text.rpartition("::")
-    return channel, re.split(r"[^A-Za-z0-9_.-]", rest.strip(), maxsplit=1)[0].lower()
 
 
 def name_of(record: RepoDataRecord) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def format_package(package: DebianPackage) -> str:
     return f"{package.name} {package.version} {package.architecture} {package.sha256} {package.size}\n"
 
 
+@lru_cache(maxsize=64)  # many targets are on one base
 def parse_base_lock(text: str, file: str) -> BaseLock:
     """Return the lock in `text`. Raises LockError with `file:line` for malformed lines."""
     lines = text.split("\n")

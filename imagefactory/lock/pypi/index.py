@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import shlex
-import ssl
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -26,8 +25,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
-import certifi
-
 from imagefactory.errors import (
     ImagefactoryError,
     LockError,
@@ -36,6 +33,7 @@ from imagefactory.errors import (
     extra_hint,
     os_problem,
     printable,
+    redact,
 )
 from imagefactory.fs import explain_full_disk, replace_bytes
 from imagefactory.http import (
@@ -46,7 +44,6 @@ from imagefactory.http import (
     Response,
     local_path,
     read_some,
-    redact,
     sends_openly,
     without_login,
 )
@@ -174,6 +171,8 @@ def trusting(index: PackageIndex, bundle: Path | None, directory: Path) -> Packa
         return index
     variables = dict(index.environment)
     directories = variables.pop("SSL_CERT_DIR", "").split(":")
+    import certifi
+
     files = _pem_files([index.certificates, variables.get("SSL_CERT_FILE", ""), *directories])
     data = _join_pem([*(files or [Path(certifi.where())]), bundle])
     path = directory / f"{hashlib.sha256(data).hexdigest()}.pem"
@@ -288,6 +287,8 @@ def _certificates(environ: Mapping[str, str], pip: tuple[str, str]) -> str:
             )
         if value:
             return value
+    import ssl
+
     system = ssl.get_default_verify_paths()
     if Path(system.openssl_cafile).is_file():
         return system.openssl_cafile

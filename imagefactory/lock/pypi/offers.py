@@ -23,7 +23,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from imagefactory.errors import DownloadError, LockError
+from imagefactory.errors import DownloadError, LockError, redact
 from imagefactory.fs import replacing
 from imagefactory.http import (
     HttpError,
@@ -34,12 +34,10 @@ from imagefactory.http import (
     arriving,
     local_path,
     read_some,
-    redact,
 )
 from imagefactory.lock.pypi.index import IndexFile
-from imagefactory.lock.pypi.local import digest
 from imagefactory.lock.pypi.no_wheel import working_versions
-from imagefactory.lock.pypi.requirements import fitting_tags, from_indexes
+from imagefactory.lock.pypi.requirements import digest, fitting_tags, from_indexes
 from imagefactory.model import Lock, LockedWheel
 
 

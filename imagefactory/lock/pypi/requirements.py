@@ -7,6 +7,7 @@ wheel whose publisher the index attests ends with it: `by GitHub numpy/numpy rel
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 from imagefactory.errors import LockError, os_problem
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.lock.changes import FORMAT
-from imagefactory.model import Lock, LockedWheel
+from imagefactory.model import Lock, LockedWheel, OwnFile
 from imagefactory.recipes.values import RULES, parse_stored_cutoff
 
 
@@ -255,3 +256,49 @@ def from_indexes(origins: Origins) -> dict[str, str]:
 def from_files(origins: Origins) -> dict[str, str]:
     """Return the origins that are paths of wheels, by package."""
     return {name: origin for name, origin in origins if origin.startswith("./")}
+
+
+# --- Wheels in the project itself: whether the files have changed
+
+
+def changed_wheel(lock: Lock, root: Path) -> str:
+    """Return how a wheel below `root` differs from the lock, empty if none differs."""
+    paths = from_files(lock.origins)
+    for wheel in lock.wheels:
+        if path := paths.get(wheel.name):
+            file = root / path
+            if not file.is_file():
+                return f"{path} is not there any more"
+            if not file.resolve().is_relative_to(root.resolve()):
+                return f"{path} is a link out of {root}"
+            if digest(file) != wheel.sha256:
+                return f"{path} has changed since"
+    return ""
+
+
+def local_files(lock: Lock, root: Path) -> tuple[OwnFile, ...]:
+    """Return the wheels below `root` by their file names."""
+    paths = from_files(lock.origins)
+    return tuple(
+        OwnFile(
+            path=wheel.filename,
+            source=root / paths[wheel.name],
+            sha256=wheel.sha256,
+            size=wheel.size,
+            executable=False,
+        )
+        for wheel in lock.wheels
+        if wheel.name in paths
+    )
+
+
+def digest(file: Path) -> str:
+    """Return the sha256 of a file, read once per process while it does not change."""
+    state = file.stat()
+    return _digest(file, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, _changed: int, _size: int) -> str:
+    with file.open("rb") as file_handle:
+        return hashlib.file_digest(file_handle, "sha256").hexdigest()

@@ -20,18 +20,21 @@ from pathlib import Path
 from threading import Lock as ThreadLock
 
 from packaging.metadata import parse_email
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import (
     LockError,
     ToolError,
     UnsolvableError,
     extra_hint,
+    os_problem,
     own_pip_command,
+    redact,
     without_logins,
 )
 from imagefactory.gpu.capability import MACHINES
-from imagefactory.http import HttpError, HttpSession, redact
+from imagefactory.http import HttpError, HttpSession
 from imagefactory.lock import LockRequest, OutdatedPackage, PublisherReport
 from imagefactory.lock.pypi.explain import explain_conflict, explain_failure, explain_on, unreachable_error
 from imagefactory.lock.pypi.facts import check_facts, check_single_cuda
@@ -44,7 +47,6 @@ from imagefactory.lock.pypi.index import (
     read_publishers,
     upload_time,
 )
-from imagefactory.lock.pypi.local import local_wheels
 from imagefactory.lock.pypi.no_wheel import NoWheelError, without_wheel, working_versions
 from imagefactory.lock.pypi.offers import (
     IndexWheel,
@@ -65,7 +67,7 @@ from imagefactory.lock.pypi.question import (
     origins_of,
     versions_of,
 )
-from imagefactory.lock.pypi.requirements import from_files, from_indexes
+from imagefactory.lock.pypi.requirements import digest, from_files, from_indexes, misfit
 from imagefactory.lock.pypi.unbuilt import (
     companion_needs,
     require_wheels,
@@ -753,3 +755,70 @@ class UvLocker:
 def _scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="imagefactory-lock-") as directory:
         yield Path(directory)
+
+
+# --- Wheels in the project itself: their values to lock
+
+_MOST_METADATA = 1 << 24  # bytes of METADATA
+
+
+def local_wheels(lock: Lock, root: Path) -> tuple[LockedWheel, ...]:
+    """Return the wheels of `lock.origins` below `root`, as they are now.
+
+    Raises LockError for a wheel that is missing, invalid, differs from its name, or does not fit the lock's
+    Python and platform.
+    """
+    return tuple(_read_wheel(lock, root, path) for path in from_files(lock.origins).values())
+
+
+def _read_wheel(lock: Lock, root: Path, path: str) -> LockedWheel:
+    file = root / path
+    hint = f"copy the wheel to {file}, or change its path in the recipe of {lock.target}"
+    if not file.is_file():
+        raise LockError("local-wheel-missing", f"{lock.target}: the wheel {path} is not in {root}", hint=hint)
+    if not file.resolve().is_relative_to(root.resolve()):
+        raise LockError(
+            "local-wheel-outside",
+            f"{lock.target}: {path} is a link to outside {root}",
+            hint="replace the link by the wheel",
+        )
+    name, version, *_ = parse_wheel_filename(file.name)
+    try:
+        wheel = LockedWheel(
+            name=name, version=str(version), filename=file.name, sha256=digest(file), size=file.stat().st_size
+        )
+        metadata = wheel_metadata(file)
+    except OSError as error:
+        raise LockError(*os_problem("read", f"{path} of {lock.target}", error), hint=hint) from error
+    if metadata != (name, version):
+        problem = (
+            f"found {metadata[0]} {metadata[1]}"
+            if metadata
+            else "it is corrupt, or was not built by a build tool"
+        )
+        raise LockError(
+            "local-wheel-invalid",
+            f"{lock.target}: {path} is not a wheel of {name} {version}: {problem}",
+            hint="build the wheel again (pip wheel --no-deps, python -m build) and do not rename it",
+        )
+    if fault := misfit(wheel, lock.python, lock.platform):
+        raise LockError(
+            "local-wheel-incompatible",
+            f"{lock.target}: {fault}",
+            hint="build the wheel for this Python and platform, for example in an image on the same base",
+        )
+    return wheel
+
+
+def wheel_metadata(file: Path) -> tuple[str, Version] | None:
+    """Return the name and version in a wheel's own metadata, None for none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if entry.filename.count("/") == 1 and entry.filename.endswith(".dist-info/METADATA"):
+                    with archive.open(entry) as file_handle:
+                        raw, _ = parse_email(file_handle.read(_MOST_METADATA))
+                    return canonicalize_name(raw["name"]), Version(raw["version"])
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, InvalidVersion):
+        pass
+    return None

@@ -235,7 +235,7 @@ class BuildInit:
             prctl(PR_SET_NO_NEW_PRIVS, 1)
             prctl(PR_SET_DUMPABLE, 0)  # nothing inside follows /proc/1/exe, which is the host's Python
             wipe_arguments()
-            install_seccomp(self.plan["machine"], modes=False)
+            install_seccomp(self.plan["machine"], build=True)
 
     def serve(self, proc: int) -> int:
         let_children_run_as_others()

@@ -279,7 +279,7 @@ def _put_newer(factory: Project, target: Target) -> str:
     assert base is not None
     index = add_image(layout, reference(target), [b"newer"])
     engine = AssembleEngine(layout, layout.path, codec=factory.settings.codec.value, workers=1)
-    layout.record("images", engine._image_key(definition, base), {"digest": index.digest, "size": index.size})
+    layout.record("images", engine.image_key(definition, base), {"digest": index.digest, "size": index.size})
     return index.digest
 
 

@@ -123,7 +123,7 @@ def test_what_has_no_layer_lock_or_a_stale_one_is_not_built(
 def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target, promised: Image) -> None:
     definition = define_target(factory, target)
     bases = base_locks(factory, definition.base)
-    verify_layer_lock(factory, definition, promised, MADE_WITH, bases=bases)
+    verify_layer_lock(factory, definition, promised, lambda _: MADE_WITH, bases=bases)
     another = replace(LAYERS[2], diff_id=f"sha256:{'3' * 64}")
     wrong = replace(promised, layers=(*LAYERS[:2], another, LAYERS[3]))
     with fails(
@@ -131,7 +131,7 @@ def test_what_is_made_is_held_to_the_layer_lock(factory: Project, target: Target
         r"layers.txt:10: 'torch 2.3.1' .* sha256:33",
         hint=f"imagefactory lock --check --layers {target.name}",
     ):
-        verify_layer_lock(factory, definition, wrong, MADE_WITH, bases=bases)
+        verify_layer_lock(factory, definition, wrong, lambda _: MADE_WITH, bases=bases)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_another_lock_or_tool_made_is_told_and_not_held_to(
     other = replace(promised, layers=LAYERS[:1])
     definition, told_project = define_target(factory, target), replace(factory, tell=told.append)
     bases = base_locks(factory, definition.base)
-    verify_layer_lock(told_project, definition, other, MADE_WITH, bases=bases)
+    verify_layer_lock(told_project, definition, other, lambda _: MADE_WITH, bases=bases)
     assert words in told[0]
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from imagefactory.actions import transfer as pushing
 from imagefactory.actions.definition import define_target
-from imagefactory.actions.images import PromotionRequest
-from imagefactory.actions.promote import promote
+from imagefactory.actions.promote import PromotionRequest, promote
 from imagefactory.actions.transfer import (
     PushOptions,
     PushResult,

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from imagefactory.build import layer_plan, layers
-from imagefactory.build.assemble import AssembleEngine, describe_path_conflicts, settle_claims
+from imagefactory.build.assemble import AssembleEngine
+from imagefactory.build.assembly import describe_path_conflicts, settle_claims
 from imagefactory.build.base.image import BuiltBase, PendingBase, _tag, as_pending_base
 from imagefactory.build.base.look import base_key
 from imagefactory.build.definition import define, rank_wheels

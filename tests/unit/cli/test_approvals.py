@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagefactory.actions.images import PromotionRequest
-from imagefactory.actions.promote import promote
+from imagefactory.actions.promote import PromotionRequest, promote
 from imagefactory.errors import EXIT_CHECK, EXIT_NOTHING_SELECTED
 from imagefactory.extras.nightly.night import waiting_tags
 from imagefactory.oci.candidates import APPROVAL_TYPE

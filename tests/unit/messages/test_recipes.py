@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagefactory.build.assemble import settle_claims
+from imagefactory.build.assembly import settle_claims
 from imagefactory.build.base.pulled import check_carried
 from imagefactory.build.definition import define
 from imagefactory.errors import ImagefactoryError, RecipeError

@@ -88,8 +88,8 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
         environ={"TMPDIR": str(tmp_path)},
         locked=True,
     )
-    monkeypatch.setattr(image, "build_base", build)
-    monkeypatch.setattr(image, "fetch_base", fetch)
+    monkeypatch.setattr("imagefactory.build.base.make.build_base", build)
+    monkeypatch.setattr("imagefactory.build.base.fetch.fetch_base", fetch)
     monkeypatch.setattr(image, "require_space", lambda *_: None)
     layout = Layout(tmp_path / "store")
     layout.make()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from imagefactory.build.base import make
+from imagefactory.build.base import look, make
 from imagefactory.build.base.fetch import BaseArchives
 from imagefactory.build.base.make import _write_repository
 from imagefactory.errors import ToolError
@@ -43,10 +45,35 @@ def fetched(tmp_path: Path) -> BaseArchives:
     return BaseArchives(base=base, lock=lock, debs=(deb,), moved=())
 
 
+HELLO = "Package: hello\nVersion: 1.0\nArchitecture: amd64\n"
+
+
+def control_tar(control: str = HELLO, **files: str) -> bytes:
+    """What `dpkg-deb --ctrl-tarfile` prints. In names `_` stands for `/`."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as archive:
+        for name, text in {"control": control, **files}.items():
+            member = tarfile.TarInfo(f"./{name.replace('_', '/')}")
+            member.size, member.mode, member.mtime = len(text), 0o6755, 1_600_000_000
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return output.getvalue()
+
+
+@pytest.fixture
+def dpkg_deb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file whose bytes `dpkg-deb` prints."""
+    output, folder = tmp_path / "control.tar", tmp_path / "bin"
+    folder.mkdir()
+    (folder / "dpkg-deb").write_text(f"#!/bin/sh\nexec /bin/cat {output}\n")
+    (folder / "dpkg-deb").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return output
+
+
 @pytest.mark.usefixtures("narrow_umask")
 @pytest.mark.parametrize("linked", [True, False])
 def test_another_user_can_read_the_repository_whatever_the_umask(
-    linked: bool, fetched: BaseArchives, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+    linked: bool, fetched: BaseArchives, tmp_path: Path, dpkg_deb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mmdebstrap runs with other ids; the cache may be on another file system."""
 
@@ -55,19 +82,16 @@ def test_another_user_can_read_the_repository_whatever_the_umask(
 
     if not linked:
         monkeypatch.setattr(Path, "hardlink_to", refuse)
-    program("dpkg-deb", "Package: hello\nVersion: 1.0")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    dpkg_deb.write_bytes(control_tar(md5sums="", postinst="#!/bin/sh\n"))
     prepare_directory(tmp_path)
     repository = tmp_path / INPUT
     _write_repository(fetched, repository)
-    made = [repository, *repository.iterdir()]
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in made} == {
-        "input": "0o755",
-        "hello_1.0_amd64.deb": "0o644",
-        "Packages": "0o644",
-        "Release": "0o644",
-        "dpkg.cfg": "0o644",
-    }
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in [repository, *repository.rglob("*")]}
+    executable = {"input", "info", "hello.postinst", "hello.md5sums"}
+    assert {name for name, mode in modes.items() if mode == 0o755} == executable
+    assert {mode for name, mode in modes.items() if name not in executable} == {0o644}
+    assert {"hello_1.0_amd64.deb", "Packages", "Release", "dpkg.cfg", "unpack", "configure"} <= modes.keys()
+    assert (repository / "info/hello.postinst").stat().st_mtime == 1_600_000_000
     index = (repository / "Packages").read_bytes()
     release = (repository / "Release").read_text()
     assert f" {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n" in release
@@ -81,6 +105,64 @@ def test_what_dpkg_cannot_read_is_said(
     prepare_directory(tmp_path)
     with fails("deb-invalid", r"hello_1\.0_amd64\.deb.* not a Debian format"):
         _write_repository(fetched, tmp_path / INPUT)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not a tar" * 100,
+        control_tar("Version: 1.0\n"),
+        control_tar(HELLO.replace("hello", "../../hello")),
+        control_tar(HELLO.replace("1.0", "2.0")),
+        control_tar(**{"_.._.._escape": "x"}),
+        control_tar(**{"post.inst": "x"}),
+    ],
+)
+def test_control_data_of_another_package_is_refused(
+    content: bytes, fetched: BaseArchives, tmp_path: Path, dpkg_deb: Path
+) -> None:
+    dpkg_deb.write_bytes(content)
+    prepare_directory(tmp_path)
+    with fails("deb-invalid"):
+        _write_repository(fetched, tmp_path / INPUT)
+    assert not list((tmp_path / INPUT / "info").glob("*"))
+
+
+def control(name: str, *fields: str, **files: str) -> look.ControlData:
+    text = "\n".join((f"Package: {name}", "Version: 1", "Architecture: amd64", *fields)) + "\n"
+    return look.parse_control(control_tar(text, md5sums="", **files))
+
+
+def test_packages_that_scripts_or_triggers_concern_are_left_to_dpkg() -> None:
+    assert control("a").is_plain
+    assert control("a", postinst="x", triggers="activate-noawait ldconfig\n").is_plain
+    assert not look.parse_control(control_tar()).is_plain
+    assert not control("a", preinst="dpkg-divert --add /bin/sh").is_plain
+    assert not control("a", triggers="interest-noawait /usr/lib\n").is_plain
+    assert not control("a", conffiles="remove-on-upgrade /etc/a\n").is_plain
+
+
+def test_an_unpacked_package_is_in_dpkgs_words() -> None:
+    both = control("a", "Multi-Arch: same", conffiles="/etc/a\n/etc/b\n")
+    assert both.info_name == "a:amd64"
+    assert control("a", "Multi-Arch: foreign").info_name == "a"
+    assert both.unpacked_stanza.strip().splitlines()[-4:] == [
+        "Status: install ok unpacked", "Conffiles:", " /etc/a newinstall", " /etc/b newinstall"
+    ]  # fmt: skip
+
+
+def test_what_essential_packages_need_is_essential() -> None:
+    rows = [
+        control("dpkg", "Essential: yes", "Pre-Depends: libc6 (>= 2), tar:any", "Depends: x-or-y | other"),
+        control("libc6", "Depends: loop"),
+        control("loop", "Depends: libc6, missing"),
+        control("tar"),
+        control("other"),
+        control("y", "Provides: x-or-y (= 1), z"),
+        control("g++", "Depends: dpkg"),
+    ]
+    needed = [row.fields["Package"] for row in look.essential_packages(rows)]
+    assert needed == ["dpkg", "libc6", "loop", "tar", "other", "y"]
 
 
 WHOLE = "         0          0 4294967295\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import UsageError, extra_hint
-from imagefactory.http import HttpSession, RejectedError, RetryPolicy, redact, without_login
+from imagefactory.errors import UsageError, extra_hint, redact
+from imagefactory.http import HttpSession, RejectedError, RetryPolicy, without_login
 from imagefactory.lock.conda.channels import ChannelAccess, find_channels
 from imagefactory.lock.conda.solver import CondaSolver, first_question, name_of, run
 from imagefactory.recipes.values import CHANNEL_ROOT, channel_address

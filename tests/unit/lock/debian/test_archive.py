@@ -470,7 +470,10 @@ def test_the_key_follows_the_lock() -> None:
 def test_commands() -> None:
     command = make.mmdebstrap_command(LOCK)
     assert command[:2] == ("mmdebstrap", "--mode=root")
-    assert "--include=gcc,libc6,python3" in command
+    assert "--variant=custom" in command
+    reference = make.mmdebstrap_command(LOCK, one_by_one=True)
+    assert {"--variant=apt", "--include=gcc,libc6,python3"} <= {*reference}
+    assert not [word for word in reference if "/input/unpack" in word]
     assert "--architectures=amd64" in command
     assert "--architectures=arm64" in make.mmdebstrap_command(ARM)
     assert command[-3:] == ("bookworm", "-", "deb [trusted=yes] copy:///input ./")

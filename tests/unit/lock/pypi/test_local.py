@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from imagefactory.errors import LockError
-from imagefactory.lock.pypi.local import changed_wheel, local_files, local_wheels
+from imagefactory.lock.pypi.requirements import changed_wheel, local_files
+from imagefactory.lock.pypi.uv import local_wheels
 from imagefactory.model import Lock, LockedWheel
 from tests.made.values import make_lock
 from tests.made.wheels import locked, make_wheel

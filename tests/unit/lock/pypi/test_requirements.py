@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagefactory.errors import LockError
-from imagefactory.http import redact
+from imagefactory.errors import LockError, redact
 from imagefactory.lock.changes import content_hash
 from imagefactory.lock.files import write_lock
 from imagefactory.lock.pypi.facts import check_facts, cuda_version, rocm_builds
