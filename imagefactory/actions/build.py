@@ -72,8 +72,6 @@ from imagefactory.project import Project
 from imagefactory.runtime.emulator import emulation
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.settings.load import center_settings
-from imagefactory.trust.approval import SourcesArtifact, find_sources_signer, read_sources
-from imagefactory.trust.catalog_package import REPOSITORY, catalog_repository
 from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import get_smoke_report, smoke
@@ -81,6 +79,7 @@ from imagefactory.verify.smoke import get_smoke_report, smoke
 if TYPE_CHECKING:
     from imagefactory.build.base.fetch import DebRegistry
     from imagefactory.lock.download import FileOrigin, PendingDownloads
+    from imagefactory.trust.approval import SourcesArtifact
 
 Result = TypeVar("Result")
 
@@ -404,6 +403,8 @@ class RegistrySources:
             return self._stored
 
     def _read(self, place: str, trust: TrustRules, tag: str, progress: Progress) -> StoredSources | None:
+        from imagefactory.trust.approval import read_sources
+
         access, (host, path) = self._project, split_place(place)
         repository = repository_of(path, self._target.family)
         reference = ImageReference(registry=host, repository=repository, tag=tag)
@@ -461,6 +462,8 @@ class RegistrySources:
         return usable
 
     def _signer(self, stored: StoredSources) -> tuple[str, str]:
+        from imagefactory.trust.approval import find_sources_signer
+
         if not stored.trust.keys:
             return "", "you trust no key (imagefactory key trust FILE)"
         envelopes = stored.artifact.read_envelopes(stored.repo)
@@ -485,6 +488,8 @@ class RegistrySources:
 
 def _sources_places(access: Access) -> tuple[tuple[str, TrustRules], ...]:
     """Return the registries (`HOST[/PATH]`) that may have locked files, each with the keys trusted there."""
+    from imagefactory.trust.catalog_package import REPOSITORY, catalog_repository
+
     settings, places = access.settings, dict[str, TrustRules]()
     if registry := settings.registry.value:
         places[registry] = read_trust(settings.files)

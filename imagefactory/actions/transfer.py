@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.actions.build import (
@@ -31,7 +32,6 @@ from imagefactory.actions.images import (
     stored_sif,
 )
 from imagefactory.actions.locked import base_locks
-from imagefactory.actions.verdicts import log_acts
 from imagefactory.errors import BuildError, LockError, RegistryError, StaleError, StoreError, UsageError
 from imagefactory.fs import require_space
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
@@ -41,6 +41,7 @@ from imagefactory.oci.archive import check_output
 from imagefactory.oci.candidates import (
     CANDIDATE,
     DEB_TYPE,
+    ENVELOPE_TYPE,
     FILE_TYPE,
     INPUTS_LABEL,
     SOURCES,
@@ -99,17 +100,12 @@ from imagefactory.oci.transfer import (
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
-from imagefactory.trust.approval import (
-    MOST_SIGNERS,
-    SourcesArtifact,
-    find_sources_signer,
-    read_sources,
-    sign_sources,
-)
-from imagefactory.trust.attached import ENVELOPE_TYPE
-from imagefactory.trust.audit import SIGN, AuditEntry
+from imagefactory.trust.audit import SIGN, AuditEntry, append_audit
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustedKey, TrustRules
+
+if TYPE_CHECKING:
+    from imagefactory.trust.approval import SourcesArtifact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +237,8 @@ def push_sources(
     deletes the image. `key` signs a statement about it, unless it signed one before. Raises BuildError and
     DownloadError for locked files that no place has, and RegistryError.
     """
+    from imagefactory.trust.approval import SourcesArtifact
+
     host, repository = pushed.reference.registry, pushed.reference.repository
     target, layout = pushed.target, project.layout
     with locked_files(project, target, progress) as (definition, files), layout.in_use(progress):
@@ -279,10 +277,11 @@ def push_sources(
             layout.record("pushed", host, remember_transfer(memory, repository, graph))
             image = read_manifest(repo, pushed.manifest).descriptor
             put_artifact(repo, make_artifact(SOURCES_LINK_TYPE, image, {SOURCES_TAG: tag}))
-    digest = manifest.descriptor.digest
-    if key and debs and sent.sent:
-        entry = AuditEntry(action=SIGN, what=digest, where=str(repo), key=key.keyid, why="locked packages")
-        log_acts(project, (entry,), now)
+        digest = manifest.descriptor.digest
+        if key and debs and sent.sent:
+            why = "locked packages"
+            entry = AuditEntry(action=SIGN, what=digest, where=str(repo), key=key.keyid, why=why)
+            append_audit(layout.path, (entry,), now)
     return SourcesPush(
         reference=ImageReference(registry=host, repository=repository, tag=tag, digest=digest),
         files=len(artifact.files),
@@ -298,6 +297,8 @@ def _sources_envelopes(
     repo: StoreRepository, tag: str, artifact: SourcesArtifact, key: SigningKey | None, now: datetime
 ) -> list[bytes]:
     """Return the statements about `artifact` that the registry has, and one by `key` if it has none by it."""
+    from imagefactory.trust.approval import MOST_SIGNERS, find_sources_signer, read_sources, sign_sources
+
     envelopes: list[bytes] = []
     if repo.store.manifest(repo.repository, tag):
         known = read_sources(repo, tag)

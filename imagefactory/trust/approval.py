@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from imagefactory.errors import RegistryError, StatementError
-from imagefactory.oci.candidates import SOURCES_TYPE
+from imagefactory.oci.candidates import ENVELOPE_TYPE, SOURCES_TYPE
 from imagefactory.oci.graph import Manifest, StoreRepository, artifact_of, parse_parts, read_manifest
 from imagefactory.oci.manifests import Descriptor, artifact_type, digest_of
 from imagefactory.oci.store import TAG
@@ -35,7 +35,6 @@ from imagefactory.serialize import (
     parse_document,
     parse_value,
 )
-from imagefactory.trust.attached import ENVELOPE_TYPE
 from imagefactory.trust.envelope import LARGEST, sign_envelope
 from imagefactory.trust.judgement import period_problem, unrecorded_reason, verify_envelope
 from imagefactory.trust.keys import SigningKey

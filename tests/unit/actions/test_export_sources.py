@@ -40,6 +40,7 @@ from imagefactory.lock.download import PackageCache
 from imagefactory.model import BaseLock, DebianPackage
 from imagefactory.oci.candidates import (
     DEB_TYPE,
+    ENVELOPE_TYPE,
     FILE_TYPE,
     plan_prune,
     read_tagged,
@@ -53,7 +54,6 @@ from imagefactory.progress import QuietProgress
 from imagefactory.project import Project, load_project
 from imagefactory.settings.load import load_settings
 from imagefactory.trust.approval import MOST_SIGNERS, SourcesArtifact, read_sources, sign_sources
-from imagefactory.trust.attached import ENVELOPE_TYPE
 from imagefactory.trust.keys import PublicKey, SigningKey
 from imagefactory.trust.policy import TrustGrant, add_key
 from tests.made.errors import fails
