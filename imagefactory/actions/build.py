@@ -8,10 +8,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from datetime import UTC, datetime
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -23,11 +25,12 @@ from imagefactory.access import (
     debian_mirror,
     open_registry,
     package_index,
+    repository_of,
     uv_locker,
 )
 from imagefactory.actions.definition import define_target, verify_layer_lock
 from imagefactory.actions.images import make_runner, scratch_directory
-from imagefactory.actions.locked import LockedBase, locked_base
+from imagefactory.actions.locked import LockedBase, base_locks, locked_base
 from imagefactory.build.base.image import (
     BaseRequest,
     PendingBase,
@@ -36,13 +39,23 @@ from imagefactory.build.base.image import (
 )
 from imagefactory.build.base.pulled import BasePullRequest
 from imagefactory.build.protocol import LEAST_LAYER, LEAST_UNPACKED, BuildInputs, Engine
-from imagefactory.errors import DownloadError, StoreError, UsageError, os_problem
+from imagefactory.errors import (
+    DownloadError,
+    ImagefactoryError,
+    RegistryError,
+    StoreError,
+    UsageError,
+    os_problem,
+)
 from imagefactory.fs import replace_text, require_space, shared_use
 from imagefactory.gpu.capability import architecture
+from imagefactory.http import RetryPolicy
+from imagefactory.lock.debian.lock import downloaded_filename
 from imagefactory.model import (
     BaseLock,
     BaseSpec,
     BuildSpec,
+    DebianPackage,
     Lock,
     LockedCondaPackage,
     LockedPackage,
@@ -50,16 +63,23 @@ from imagefactory.model import (
     Report,
     Target,
 )
-from imagefactory.oci.manifests import Image, SifArtifact
+from imagefactory.oci.candidates import DEB_TYPE, sources_tag
+from imagefactory.oci.graph import StoreRepository
+from imagefactory.oci.manifests import Descriptor, Image, SifArtifact
+from imagefactory.oci.store import ImageReference, resolve_mirror, split_place
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.runtime.emulator import emulation
 from imagefactory.settings.choices import ENGINES, RUNNERS
+from imagefactory.settings.load import center_settings
+from imagefactory.trust.policy import TrustRules, read_trust
 from imagefactory.verify.report import SmokeTest
 from imagefactory.verify.smoke import get_smoke_report, smoke
 
 if TYPE_CHECKING:
-    from imagefactory.lock.download import PendingDownloads, RemoteFile
+    from imagefactory.build.base.fetch import DebRegistry
+    from imagefactory.lock.download import FileOrigin, PendingDownloads
+    from imagefactory.trust.approval import SourcesArtifact
 
 Result = TypeVar("Result")
 
@@ -131,7 +151,8 @@ def build_image(
     engine = make_engine(project, options.engine)
     runner = make_runner(project, runner_name, target.name, progress)
     clock = _StageTimes()
-    request = base_request(project, definition.base, locked=options.locked)
+    sources = RegistrySources(project, target, definition.lock)
+    request = base_request(project, definition.base, locked=options.locked, registry=sources)
 
     @cache
     def emulated() -> str:
@@ -171,7 +192,7 @@ def build_image(
             def packages() -> Iterator[PendingDownloads]:
                 adopt_sources(project, (), definition.lock.packages, progress)
                 _require_space(project, definition.lock, options)
-                with _fetching(project, definition.lock, clock, progress) as arrivals:
+                with _fetching(project, definition.lock, clock, progress, sources) as arrivals:
                     yield arrivals
 
             unpacked = runner.unpacked if options.smoke else None
@@ -240,7 +261,7 @@ def _require_space(access: Access, lock: Lock, options: BuildOptions) -> None:
 
 @contextmanager
 def _fetching(
-    access: Access, lock: Lock, clock: _StageTimes, progress: Progress
+    access: Access, lock: Lock, clock: _StageTimes, progress: Progress, sources: RegistrySources
 ) -> Iterator[PendingDownloads]:
     """Fetch the packages of a lock into the cache while the caller's block runs."""
     from imagefactory.lock.download import PackageCache, PendingDownloads
@@ -251,7 +272,7 @@ def _fetching(
     def fetch() -> None:
         try:
             with clock.of("fetch"), progress.stage(f"{lock.target}: fetch {len(lock.packages)} packages"):
-                _fetch(access, lock, arrivals, progress)
+                _fetch(access, lock, arrivals, progress, sources)
         except BaseException as error:
             if isinstance(error, DownloadError):  # the cache does not know the lock of a file
                 error.hint = error.hint.replace("TARGET", lock.target)
@@ -266,25 +287,43 @@ def _fetching(
         thread.join()
 
 
-def _fetch(access: Access, lock: Lock, arrivals: PendingDownloads, progress: Progress) -> None:
-    """Fetch conda packages from their channels, wheels from the package index."""
+def _fetch(
+    access: Access, lock: Lock, arrivals: PendingDownloads, progress: Progress, sources: RegistrySources
+) -> None:
+    """Fetch conda packages from their channels, wheels from the package index, else all from a registry."""
     from imagefactory.lock.download import PackageCache
 
     directory = access.settings.cache_path
+
+    def fallback(sizes: Mapping[str, int], error: ImagefactoryError) -> Mapping[str, FileOrigin]:
+        origins = sources.packages(sizes, progress)
+        if origins:
+            progress.note(error.message)
+        for name, count in sorted(Counter(origin.name for origin in origins.values()).items()):
+            progress.note(f"{count} of {len(sizes)} missing packages are from {name}")
+        return origins
+
     if lock.conda:
         channels = conda_channels(access)
 
         def channel_addresses(missing: tuple[LockedCondaPackage, ...]) -> dict[str, str]:
             return {package.filename: channels.address(package.url) for package in missing}
 
-        PackageCache(directory, channels).fetch(lock.conda, channel_addresses, progress, arrivals=arrivals)
+        PackageCache(directory, channels).fetch(
+            lock.conda, channel_addresses, progress, arrivals=arrivals, fallback=fallback
+        )
     if lock.wheels:
         index = package_index(access)
 
         def look_up(missing: tuple[LockedWheel, ...]) -> dict[str, str]:
             return uv_locker(index).addresses(replace(lock, wheels=missing, conda=()))
 
-        PackageCache(directory, index).fetch(lock.wheels, look_up, progress, arrivals=arrivals)
+        PackageCache(directory, index).fetch(
+            lock.wheels, look_up, progress, arrivals=arrivals, fallback=fallback
+        )
+
+
+# --- Locked files from a directory or a registry, and to a directory
 
 
 def adopt_sources(
@@ -313,6 +352,197 @@ def adopt_sources(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSources:
+    """The locked files of a target in a registry.
+
+    `blobs` are the files by sha256. `trust` decides who can vouch for .debs there.
+    """
+
+    reference: ImageReference
+    repo: StoreRepository
+    artifact: SourcesArtifact
+    blobs: Mapping[str, Descriptor]
+    trust: TrustRules
+
+    def origin(self, sha256: str) -> FileOrigin:
+        """Return the bytes of a file."""
+        from imagefactory.lock.download import FileOrigin
+
+        blob = self.blobs[sha256]
+        return FileOrigin(str(self.reference), partial(self.repo.store.read, self.repo.repository, blob))
+
+
+def locked_digests(locks: Iterable[BaseLock], packages: Iterable[LockedPackage]) -> list[str]:
+    """Return the sha256 of each locked file of a target."""
+    debs = [package.sha256 for lock in locks for package in lock.packages]
+    return [*debs, *(package.sha256 for package in packages)]
+
+
+class RegistrySources:
+    """The locked files of a target in registries, where `push --with-sources` put them.
+
+    Registries are queried once, and only if no other place has a file. They are those of the settings
+    `registry` and `catalog`, and of joined centers. Thread-safe.
+    """
+
+    def __init__(self, project: Project, target: Target, lock: Lock) -> None:
+        self._project, self._target, self._lock = project, target, lock
+        self._mutex = threading.Lock()
+        self._stored: tuple[StoredSources, ...] | None = None
+        self._debs: dict[str, FileOrigin] = {}
+
+    def stored(self, progress: Progress) -> tuple[StoredSources, ...]:
+        """Return the files in each registry that has them. Reports registries that do not."""
+        with self._mutex:
+            if self._stored is None:
+                project, target = self._project, self._target
+                locks = base_locks(project, project.base_of(target))
+                tag = sources_tag(locked_digests(locks, self._lock.packages))
+                rows = [self._read(place, trust, tag, progress) for place, trust in _sources_places(project)]
+                self._stored = tuple(row for row in rows if row)
+            return self._stored
+
+    def _read(self, place: str, trust: TrustRules, tag: str, progress: Progress) -> StoredSources | None:
+        from imagefactory.trust.approval import read_sources
+
+        access, (host, path) = self._project, split_place(place)
+        repository = repository_of(path, self._target.family)
+        reference = ImageReference(registry=host, repository=repository, tag=tag)
+        mirror = resolve_mirror(reference, access.settings.mirror_map)
+        repo = StoreRepository(store=open_registry(access, mirror.registry), repository=mirror.repository)
+        try:
+            artifact = read_sources(repo, tag)
+        except RegistryError as error:
+            progress.note(f"{self._target.name}: no locked packages in a registry: {error.message}")
+            return None
+        blobs = {blob.digest.removeprefix("sha256:"): blob for blob in artifact.files}
+        return StoredSources(reference=mirror, repo=repo, artifact=artifact, blobs=blobs, trust=trust)
+
+    def packages(self, sizes: Mapping[str, int], progress: Progress) -> Mapping[str, FileOrigin]:
+        """Return the bytes of wheels and conda archives with these sizes, by sha256. Their hash is enough."""
+        origins: dict[str, FileOrigin] = {}
+        for stored in self.stored(progress):
+            here = [
+                sha256
+                for sha256, size in sizes.items()
+                if sha256 in stored.blobs and stored.blobs[sha256].size == size and sha256 not in origins
+            ]
+            origins |= {sha256: stored.origin(sha256) for sha256 in here}
+        return origins
+
+    def usable(
+        self, packages: Sequence[DebianPackage], listed: Collection[DebianPackage], progress: Progress
+    ) -> list[DebianPackage]:
+        """Return the .debs that a registry has, and that count.
+
+        Those in `listed` are in an index that Debian signed. For the others, a key that is trusted for that
+        registry must have signed the manifest that names them.
+        """
+        usable: list[DebianPackage] = []
+        for stored in self.stored(progress):
+            here = [
+                package
+                for package in packages
+                if (blob := stored.blobs.get(package.sha256))
+                and (blob.size, blob.media_type) == (package.size, DEB_TYPE)
+                and package not in usable
+            ]
+            signer, reason = "", ""
+            if any(package not in listed for package in here):
+                signer, reason = self._signer(stored)
+            counting = here if signer else [package for package in here if package in listed]
+            if len(counting) < len(here):
+                count = len(here) - len(counting)
+                progress.note(f"{count} Debian packages in {stored.reference} do not count: {reason}")
+            if counting:
+                by = f", signed by '{signer}'" if signer else ""
+                progress.note(f"{len(counting)} Debian packages are from {stored.reference}{by}")
+            usable += counting
+            self._debs |= {package.sha256: stored.origin(package.sha256) for package in counting}
+        return usable
+
+    def _signer(self, stored: StoredSources) -> tuple[str, str]:
+        from imagefactory.trust.approval import find_sources_signer
+
+        if not stored.trust.keys:
+            return "", "you trust no key (imagefactory key trust FILE)"
+        envelopes = stored.artifact.read_envelopes(stored.repo)
+        return find_sources_signer(envelopes, stored.artifact.subject, stored.trust, datetime.now(UTC))
+
+    def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
+        """Fetch .debs that `usable` returned into `directory`."""
+        from imagefactory.build.base.fetch import package_copy
+        from imagefactory.lock.download import LocalFiles, fetch_files
+
+        files = [
+            replace(
+                package_copy(package, Path(), directory / downloaded_filename(package)),
+                url=self._debs[package.sha256].name,
+                read=self._debs[package.sha256].read,
+            )
+            for package in packages
+        ]
+        label = f"{len(files)} Debian packages of a registry"
+        fetch_files(files, LocalFiles(), progress, label=label, retry_policy=RetryPolicy())
+
+
+def _sources_places(access: Access) -> tuple[tuple[str, TrustRules], ...]:
+    """Return the registries (`HOST[/PATH]`) that may have locked files, each with the keys trusted there."""
+    from imagefactory.trust.catalog_package import REPOSITORY, catalog_repository
+
+    settings, places = access.settings, dict[str, TrustRules]()
+    if registry := settings.registry.value:
+        places[registry] = read_trust(settings.files)
+    for center in (settings, *(center_settings(settings, path) for path in settings.centers)):
+        catalog = center.catalog.value
+        if catalog and not catalog.startswith(("/", ".", "~")):  # those are files
+            reference = catalog_repository(catalog)
+            path = reference.repository.removesuffix(REPOSITORY).rstrip("/")
+            place = "/".join(filter(None, (reference.registry, path)))
+            places.setdefault(place, read_trust(center.files, center.limits))
+    return tuple(places.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedFile:
+    """A locked file of a target in the cache. `name` is its path in a directory of sources."""
+
+    package: DebianPackage | LockedPackage
+    path: Path
+    name: str
+
+
+@contextmanager
+def locked_files(
+    project: Project, target: Target, progress: Progress
+) -> Iterator[tuple[BuildSpec, tuple[LockedFile, ...]]]:
+    """Yield the definition of a target and its locked files. What the cache lacks is fetched.
+
+    Nothing removes the files during the block. A base by digest has none.
+    """
+    definition, cache = define_target(project, target), project.settings.cache_path
+    sources = RegistrySources(project, target, definition.lock)
+    request = base_request(project, definition.base, locked=True, registry=sources)
+    lock, files = definition.lock, list[tuple[DebianPackage | LockedPackage, Path]]()
+    with shared_use(cache_lock(project), progress):
+        adopt_sources(project, request.locks, lock.packages, progress)
+        part = request if isinstance(request, BaseRequest) else None
+        while part:
+            fetched = part.fetch(progress)
+            files += zip(fetched.lock.packages, fetched.debs, strict=True)
+            part = part.below
+        with _fetching(project, lock, _StageTimes(), progress, sources) as arrivals:
+            files += arrivals.wait_for_all().items()
+        yield (
+            definition,
+            tuple(
+                LockedFile(package=package, path=path, name=path.relative_to(cache).as_posix())
+                for package, path in files
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedSources:
     """The locked files of a target in a directory. `files` and `size` count all, `copied` the new ones.
 
@@ -333,23 +563,11 @@ def export_sources(project: Project, target: Target, directory: Path, progress: 
     The directory has the layout of a cache, so several targets may share it. TARGET.sha256 lists the files
     of a target, for sha256sum. What the cache lacks is fetched.
     """
-    from imagefactory.build.base.fetch import deb_file
-    from imagefactory.lock.download import PackageCache, copy_files, is_complete
+    from imagefactory.build.base.fetch import package_copy
+    from imagefactory.lock.download import copy_files, is_complete
 
-    definition, cache = define_target(project, target), project.settings.cache_path
-    request = base_request(project, definition.base, locked=True)
-    lock = definition.lock
-    files: list[RemoteFile] = []
-    with shared_use(cache_lock(project), progress):
-        adopt_sources(project, request.locks, lock.packages, progress)
-        part = request if isinstance(request, BaseRequest) else None
-        while part:
-            fetched = part.fetch(progress)
-            pairs = zip(fetched.lock.packages, fetched.debs, strict=True)
-            files += [deb_file(package, path, directory / path.relative_to(cache)) for package, path in pairs]
-            part = part.below
-        with _fetching(project, lock, _StageTimes(), progress) as arrivals:
-            files += PackageCache(directory, package_index(project)).copies(arrivals.wait_for_all())
+    with locked_files(project, target, progress) as (definition, locked):
+        files = [package_copy(row.package, row.path, directory / row.name) for row in locked]
         missing = [file for file in files if not is_complete(file)]
         copy_files(missing, progress)
     rows = sorted(f"{file.sha256}  {file.path.relative_to(directory)}\n" for file in files)
@@ -369,8 +587,10 @@ def export_sources(project: Project, target: Target, directory: Path, progress: 
     )
 
 
-def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> BaseRequest | BasePullRequest:
-    """Return the request to build or pull a base.
+def base_request(
+    project: Project, base: BaseSpec, *, locked: bool = False, registry: DebRegistry | None = None
+) -> BaseRequest | BasePullRequest:
+    """Return the request to build or pull a base. `registry` has .debs that no archive has.
 
     Raises LockError without a lock, StaleError for an outdated one.
     """
@@ -391,6 +611,7 @@ def base_request(project: Project, base: BaseSpec, *, locked: bool = False) -> B
             environ=project.environ,
             locked=locked,
             below=request(row.parent) if row.parent else None,
+            registry=registry,
         )
 
     return request(locked_base(project, base))

@@ -20,7 +20,13 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from imagefactory.access import Access, cache_lock, conda_channels, debian_mirror, package_index, uv_locker
-from imagefactory.actions.build import BuildOptions, base_request, build_image, make_engine
+from imagefactory.actions.build import (
+    BuildOptions,
+    RegistrySources,
+    base_request,
+    build_image,
+    make_engine,
+)
 from imagefactory.actions.definition import define_target
 from imagefactory.actions.locked import (
     locked_base,
@@ -35,6 +41,7 @@ from imagefactory.errors import (
     ImagefactoryError,
     LockError,
     OutdatedError,
+    RegistryError,
     StaleError,
     ToolError,
     UnreachableError,
@@ -68,6 +75,7 @@ from imagefactory.model import (
     BaseLock,
     BaseSpec,
     BuildSpec,
+    DebianPackage,
     Lock,
     LockedCondaPackage,
     LockedPackage,
@@ -760,8 +768,9 @@ def check_available(
 ) -> Availability:
     """Look for each locked file of bases and targets in the archive, snapshots, index and channels.
 
-    Only indexes are read, and each conda archive has one HEAD request. The cache of this machine does not
-    count. Files of the project, and locks that cannot be read, are skipped: `--check` reports those.
+    Only indexes are read, and each conda archive has one HEAD request. Files that none has are searched
+    where `push --with-sources` puts them. The cache of this machine does not count. Files of the project, and
+    locks that cannot be read, are skipped: `--check` reports those.
     """
     locks: dict[str, Lock] = {}
     base_locks: dict[str, BaseLock] = {}
@@ -782,8 +791,9 @@ def check_available(
         except (LockError, DownloadError, ToolError, UsageError) as error:
             unknown.setdefault(error.message, error)
 
+    debs: dict[str, set[DebianPackage]] = {}
     for name, base_lock in base_locks.items():
-        search(f"base:{name}", "debian", partial(_missing_debs, project, base_lock, progress))
+        search(f"base:{name}", "debian", partial(_missing_debs, project, base_lock, debs, progress))
     if any(lock.wheels for lock in locks.values()):
         locker = uv_locker(package_index(project))
         with progress.task("locks in the index", total=len(locks), unit="locks") as task:
@@ -794,15 +804,63 @@ def check_available(
     lost = _missing_archives(project, tuple(conda.values()), unknown, progress) if conda else frozenset[str]()
     for name, lock in locks.items():
         search(name, "channel", partial(lost.intersection, [package.url for package in lock.conda]))
+    _search_registry(project, targets, locks, (names, debs), progress)
     rows = tuple(
         MissingFileRow(file=file, source=source, locks=sorted(some))
         for (file, source), some in sorted(names.items())
+        if some
     )
     return Availability(missing=rows, unknown=tuple(unknown.values()))
 
 
-def _missing_debs(project: Project, lock: BaseLock, progress: Progress) -> list[str]:
+def _search_registry(
+    project: Project,
+    targets: Sequence[Target],
+    locks: Mapping[str, Lock],
+    missing: tuple[Mapping[tuple[str, FileSource], set[str]], Mapping[str, set[DebianPackage]]],
+    progress: Progress,
+) -> None:
+    """Remove from `missing` what a build would find in the registry: locks by file, and .debs by base."""
+    names, debs = missing
+    for target in targets:
+        lock = locks.get(target.name)
+        if lock is None:
+            continue
+        sources = RegistrySources(project, target, lock)
+        packages = {
+            package.sha256: (package, names[key])
+            for package in lock.packages
+            if target.name in names.get(key := _file_key(package), ())
+        }
+        parents = locked_base(project, project.base_of(target)).locks
+        bases = [row.base for row in parents if debs.get(row.base)]
+        if not packages and not bases:
+            continue
+        sizes = {sha256: package.size for sha256, (package, _) in packages.items()}
+        for sha256 in sources.packages(sizes, progress) if sizes else ():
+            packages[sha256][1].discard(target.name)
+        for base in bases:
+            try:
+                usable = sources.usable(sorted(debs[base], key=lambda row: row.name), (), progress)
+            except RegistryError as error:
+                progress.note(f"base:{base}: {error.message}")
+                continue
+            for package in usable:
+                names[deb_filename(package), "debian"].discard(f"base:{base}")
+            debs[base].difference_update(usable)
+
+
+def _file_key(package: LockedPackage) -> tuple[str, FileSource]:
+    if isinstance(package, LockedCondaPackage):
+        return package.url, "channel"
+    return package.filename, "index"
+
+
+def _missing_debs(
+    project: Project, lock: BaseLock, missing: dict[str, set[DebianPackage]], progress: Progress
+) -> list[str]:
     gone, lost = archive.unavailable_packages(lock, lock.packages, debian_mirror(project), progress)
+    missing[lock.base] = set(lost)
     if len(gone) > len(lost):
         progress.note(f"base:{lock.base}: {len(gone) - len(lost)} packages are only in snapshots")
     return [deb_filename(package) for package in lost]

@@ -51,6 +51,7 @@ from imagefactory.oci.candidates import (
     CAPABILITY,
     PORTABLE_TYPE,
     REVOCATION_TYPE,
+    SOURCES,
     VERDICT_TYPE,
     plain_tag,
     read_pushed,
@@ -76,6 +77,7 @@ from imagefactory.trust.approval import (
     Approvals,
     ApprovalSubject,
     other_trusted_keys,
+    read_sources,
     sign_approval,
     verify_approvals,
 )
@@ -423,7 +425,7 @@ def follow(
 
 
 def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progress) -> bytes:
-    """Return the record of everything that a key signed: verdicts, portability statements and approvals.
+    """Return the record of everything that a key signed: verdicts, approvals and other statements.
 
     The record must be complete. So this raises RecipeError if a registry is set and a recipe is invalid, and
     RegistryError if the registry does not answer.
@@ -441,6 +443,9 @@ def record_of(project: Project, key: TrustedKey, now: datetime, progress: Progre
         repo = registry_of(project, target.family)
         images = list_verdicts(project, PromotionRequest(target=target, place=repo, now=now), progress)
         manifests = [image.subject.manifest for image in images]
+        for tag in repo.store.tags(repo.repository):
+            if SOURCES.fullmatch(tag):
+                envelopes.update(read_sources(repo, tag).read_envelopes(repo))
         for manifest in dict.fromkeys((*manifests, *sifs_of(repo, target, images))):
             for kind in _STATEMENT_TYPES:
                 envelopes.update(_envelopes(repo, manifest, kind))

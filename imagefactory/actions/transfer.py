@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
-from imagefactory.actions.build import BuildOptions, BuildResult, build_image, check_build, find_built
+from imagefactory.actions.build import (
+    BuildOptions,
+    BuildResult,
+    build_image,
+    check_build,
+    find_built,
+    locked_files,
+)
 from imagefactory.actions.definition import define_target, promised_image, render_target
 from imagefactory.actions.images import (
     ensure_sif,
@@ -28,11 +36,17 @@ from imagefactory.errors import BuildError, LockError, RegistryError, StaleError
 from imagefactory.fs import require_space
 from imagefactory.gpu.capability import PLATFORMS, architecture, this_platform
 from imagefactory.lock.debian.lock import format_base_lock
-from imagefactory.model import Target
+from imagefactory.model import DebianPackage, Target
 from imagefactory.oci.archive import check_output
 from imagefactory.oci.candidates import (
     CANDIDATE,
+    DEB_TYPE,
+    ENVELOPE_TYPE,
+    FILE_TYPE,
     INPUTS_LABEL,
+    SOURCES,
+    SOURCES_LINK_TYPE,
+    SOURCES_TAG,
     candidate_tag,
     check_tag,
     find_by_inputs,
@@ -40,25 +54,31 @@ from imagefactory.oci.candidates import (
     pushed_record,
     read_pushed,
     read_records,
+    sources_tag,
 )
 from imagefactory.oci.graph import (
+    EMPTY,
+    EMPTY_BLOB,
     ManifestGraph,
     StoreRepository,
     choose_platform,
     lacks_platform,
+    make_artifact,
     parse_parts,
     put_artifact,
     read_config,
     read_graph,
     read_manifest,
 )
-from imagefactory.oci.layout import LayoutStore
+from imagefactory.oci.layout import Layout, LayoutStore
 from imagefactory.oci.manifests import (
     INDEX_TYPE,
     MANIFEST_TYPES,
+    TITLE,
     Descriptor,
     Image,
     SifArtifact,
+    artifact_type,
     canonical_json,
     format_descriptor,
     hash_key,
@@ -80,6 +100,12 @@ from imagefactory.oci.transfer import (
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.settings.load import NONCE_STORE_KEY, read_nonce_store_key
+from imagefactory.trust.audit import SIGN, AuditEntry, append_audit
+from imagefactory.trust.keys import SigningKey
+from imagefactory.trust.policy import TrustedKey, TrustRules
+
+if TYPE_CHECKING:
+    from imagefactory.trust.approval import SourcesArtifact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +198,124 @@ def push_target(project: Project, target: Target, options: PushOptions, progress
     return PushResult(
         target=target, manifest=manifest, reference=reference, sent=sent, file=file, joined=joined
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcesPush:
+    """The locked files of a target in a registry, `size` bytes in all.
+
+    `base` is the image of a pulled base, which is not among them, empty for none. `debs` counts the Debian
+    packages, `signer` is the key that signed the statement about them, empty for none.
+    """
+
+    reference: ImageReference
+    files: int
+    debs: int
+    size: int
+    sent: TransferResult
+    base: str
+    signer: str
+
+
+class _FilesLayout(Layout):
+    """A store on disk that has other files of this machine as blobs too, by their digests."""
+
+    def __init__(self, path: Path, files: Mapping[str, Path]) -> None:
+        super().__init__(path)
+        self._files = files
+
+    def blob_path(self, digest: str) -> Path:
+        return self._files.get(digest) or super().blob_path(digest)
+
+
+def push_sources(
+    project: Project, pushed: PushResult, key: SigningKey | None, now: datetime, progress: Progress
+) -> SourcesPush:
+    """Push the locked files of a target next to its image, and a link from the image to them.
+
+    The artifact depends on its files only. It is not a referrer of the image, so that it stays if a registry
+    deletes the image. `key` signs a statement about it, unless it signed one before. Raises BuildError and
+    DownloadError for locked files that no place has, and RegistryError.
+    """
+    from imagefactory.trust.approval import SourcesArtifact
+
+    host, repository = pushed.reference.registry, pushed.reference.repository
+    target, layout = pushed.target, project.layout
+    with locked_files(project, target, progress) as (definition, files), layout.in_use(progress):
+        blobs = {
+            f"sha256:{row.package.sha256}": Descriptor(
+                media_type=DEB_TYPE if isinstance(row.package, DebianPackage) else FILE_TYPE,
+                digest=f"sha256:{row.package.sha256}",
+                size=row.package.size,
+                annotations=((TITLE, row.name),),
+            )
+            for row in files
+        }
+        tag = sources_tag(row.package.sha256 for row in files)
+        paths = {f"sha256:{row.package.sha256}": row.path for row in files}
+        repo = StoreRepository(store=open_registry(project, host), repository=repository)
+        artifact = SourcesArtifact(files=tuple(blobs[digest] for digest in sorted(blobs)))
+        debs = sum(blob.media_type == DEB_TYPE for blob in artifact.files)
+        envelopes = _sources_envelopes(repo, tag, artifact, key if debs else None, now)
+        added = tuple(layout.add(data, ENVELOPE_TYPE) for data in envelopes)
+        artifact, manifest = replace(artifact, envelopes=added), replace(artifact, envelopes=added).manifest
+        layout.add(EMPTY, EMPTY_BLOB.media_type)
+        layers = (EMPTY_BLOB, *artifact.files, *artifact.envelopes)
+        source = StoreRepository(
+            store=LayoutStore(_FilesLayout(layout.path, paths)), repository=target.family
+        )
+        graph = ManifestGraph(root=manifest, manifests=(manifest,), blobs=layers)
+        with progress.stage(f"{target.name}: push its locked files to {host}/{repository}:{tag}"):
+            memory = layout.recall("pushed", host) or {}
+            prefix = repository.removesuffix(target.family)
+            families = [f"{prefix}{name}" for name in sorted({t.family for t in project.targets})]
+            sending = TransferRequest(
+                graph=graph, repository=repository, tags=(tag,), origins=origins_from(memory, families)
+            )
+            sent = send(source, open_registry(project, host, sending.brake), sending, progress)
+            memory = layout.recall("pushed", host) or {}
+            layout.record("pushed", host, remember_transfer(memory, repository, graph))
+            image = read_manifest(repo, pushed.manifest).descriptor
+            put_artifact(repo, make_artifact(SOURCES_LINK_TYPE, image, {SOURCES_TAG: tag}))
+        digest = manifest.descriptor.digest
+        if key and debs and sent.sent:
+            why = "locked packages"
+            entry = AuditEntry(action=SIGN, what=digest, where=str(repo), key=key.keyid, why=why)
+            append_audit(layout.path, (entry,), now)
+    return SourcesPush(
+        reference=ImageReference(registry=host, repository=repository, tag=tag, digest=digest),
+        files=len(artifact.files),
+        debs=debs,
+        size=sum(blob.size for blob in artifact.files),
+        sent=sent,
+        base=definition.base.image,
+        signer=key.name if key and debs else "",
+    )
+
+
+def _sources_envelopes(
+    repo: StoreRepository, tag: str, artifact: SourcesArtifact, key: SigningKey | None, now: datetime
+) -> list[bytes]:
+    """Return the statements about `artifact` that the registry has, and one by `key` if it has none by it."""
+    from imagefactory.trust.approval import MOST_SIGNERS, find_sources_signer, read_sources, sign_sources
+
+    envelopes: list[bytes] = []
+    if repo.store.manifest(repo.repository, tag):
+        known = read_sources(repo, tag)
+        envelopes = known.read_envelopes(repo) if known.files == artifact.files else []
+    if key is None:
+        return envelopes
+    own = TrustedKey(
+        name=key.name,
+        keyid=key.keyid,
+        public=key.public,
+        since=datetime.min.replace(tzinfo=UTC),
+        until=datetime.max.replace(tzinfo=UTC),
+        evidence=(),
+    )
+    if find_sources_signer(envelopes, artifact.subject, TrustRules(keys=(own,)), now)[0]:
+        return envelopes
+    return [*envelopes[1 - MOST_SIGNERS :], sign_sources(artifact.subject, key, now)]
 
 
 def on_other_platforms(targets: Iterable[Target], target: Target) -> tuple[Target, ...]:
@@ -536,13 +680,15 @@ def local_name(access: Access, reference: ImageReference) -> str:
 class CopyResult:
     """The result of a copy. `destination` has the digest that its registry confirmed.
 
-    `before` is the digest that its tag pointed to, empty for none.
+    `before` is the digest that its tag pointed to, empty for none. `sources` are the copies of its locked
+    files.
     """
 
     source: ImageReference
     destination: ImageReference
     before: str
     sent: TransferResult
+    sources: tuple[CopyResult, ...] = ()
 
 
 def copy_image(
@@ -555,7 +701,7 @@ def copy_image(
     referrers: bool = False,
     dry_run: bool = False,
 ) -> CopyResult:
-    """Copy an image, with `referrers` also its verdicts and other artifacts.
+    """Copy an image, with `referrers` also its verdicts, other artifacts and locked files.
 
     Blobs are streamed through this machine. Within one registry they are mounted. With `dry_run` nothing is
     written.
@@ -589,12 +735,28 @@ def copy_image(
         store = registry if same else open_registry(access, destination.registry, brake)
         tagged = store.manifest(destination.repository, destination.tag)
         sent = send(repo, store, sending, progress)
+    sources = []
+    for tag in _linked_sources(graph) if referrers else ():
+        if registry.manifest(mirror.repository, tag) is None:
+            progress.note(f"{mirror} had locked packages in {tag}, which were deleted")
+            continue
+        ends = [replace(place, tag=tag, digest="") for place in (source, destination)]
+        sources.append(copy_image(access, ends[0], ends[1], now, progress, referrers=True, dry_run=dry_run))
     return CopyResult(
         source=source,
         destination=replace(destination, digest=sent.digest),
         before=tagged[0].digest if tagged else "",
         sent=sent,
+        sources=tuple(sources),
     )
+
+
+def _linked_sources(graph: ManifestGraph) -> tuple[str, ...]:
+    """Return the tags of locked files in the links of a graph."""
+    values = [json.loads(manifest.data) for manifest in graph.manifests]
+    links = [value for value in values if artifact_type(value) == SOURCES_LINK_TYPE]
+    tags = (dict(value.get("annotations") or {}).get(SOURCES_TAG) for value in links)
+    return tuple(sorted({tag for tag in tags if isinstance(tag, str) and SOURCES.fullmatch(tag)}))
 
 
 def export_sif(

@@ -452,11 +452,11 @@ def _list_registry(call: CommandContext, names: tuple[str, ...], registry: str, 
                 RegistryListDocument(format="imagefactory.registry-list/1", repositories=repositories)
             )
         print_result(format_repositories(shelves, terminal_width()))
-    tagged = [shelf for shelf in shelves if shelf.tagged]
-    if not tagged:
+    images = [(shelf, row) for shelf in shelves for row in shelf.tagged if row.kind != "sources"]
+    if not images:
         return None
-    first = tagged[0]
-    return print_next_command("pull", f"{first.registry}/{first.repository}:{first.tagged[0].tag}")
+    shelf, row = images[0]
+    return print_next_command("pull", f"{shelf.registry}/{shelf.repository}:{row.tag}")
 
 
 def _tag_json(tag: TagTarget) -> RegistryTagRow:

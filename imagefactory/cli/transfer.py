@@ -35,7 +35,7 @@ from imagefactory.plugins import has_extra, load_extra
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:
-    from imagefactory.actions.transfer import PlatformIndexPush, PullResult, PushResult
+    from imagefactory.actions.transfer import PlatformIndexPush, PullResult, PushResult, SourcesPush
     from imagefactory.oci.transfer import TransferResult
 
 
@@ -61,6 +61,19 @@ class PlatformIndexRow(TypedDict):
     tags: dict[str, str]
 
 
+class PushedSourcesRow(TransferFields):
+    """The locked files of `--with-sources`."""
+
+    reference: str
+    digest: str
+    files: int
+    size: int
+    base: str
+    """The image of a pulled base, which is not among the files; empty for a base of Debian packages."""
+    signed_by: str | None
+    """The key that signed the statement about the Debian packages."""
+
+
 class PushRow(TransferFields):
     target: str
     reference: str
@@ -75,6 +88,7 @@ class PushRow(TransferFields):
     """The index that has the images of several platforms."""
     attached: NotRequired[dict[str, str]]
     """The artifacts of `--sbom`."""
+    sources: NotRequired[PushedSourcesRow]
 
 
 class PushDocument(TypedDict):
@@ -126,6 +140,8 @@ class ImageCopyDocument(TransferFields):
     digest: str
     before: str
     """The digest that the tag of the destination pointed to; empty for none."""
+    sources: list[str]
+    """The copies of its locked packages, with `--referrers`."""
 
 
 class ImageExportDocument(TypedDict):
@@ -183,6 +199,9 @@ class SifExportDocument(SifRow):
         "--sbom", is_flag=True, help="Attach the bill of materials and, if you have a key, the provenance."
     ),
 )
+@click.option(
+    "--with-sources", is_flag=True, help="Also push the locked packages, to build it again years later."
+)
 @json_option
 @click.pass_obj
 def push(
@@ -194,6 +213,7 @@ def push(
     tags: tuple[str, ...],
     kind: str,
     compression: str | None,
+    with_sources: bool,
     as_json: bool,
     sbom: bool = False,
 ) -> None:
@@ -202,11 +222,19 @@ def push(
     \b
     imagefactory push pytorch-2.3-cu121
     imagefactory push pytorch-2.3-cu121 --registry registry.example.org/gpu
+    imagefactory push pytorch-2.3-cu121 --with-sources
 
     Log in with `docker login` first. After an interruption, run it again: only missing data is sent.
     """
-    from imagefactory.actions.transfer import PushOptions, check_push, plain_name, push_target
-    from imagefactory.views.images import format_pushed
+    from imagefactory.actions.transfer import (
+        PushOptions,
+        check_push,
+        plain_name,
+        push_sources,
+        push_target,
+    )
+    from imagefactory.actions.verdicts import signing_key
+    from imagefactory.views.images import format_pushed, format_pushed_sources
 
     factory = call.factory
     selection = factory.select(names)
@@ -229,6 +257,7 @@ def push(
     if len(selection) > 1 or sif:
         check_push(factory, push_options)
     attest = load_extra("sbom.attest:attester")(factory, push_options.now) if sbom else None
+    key = signing_key(factory, push_options.now) if with_sources else None
     results: list[PushRow] = []
     with exit_with_first_failure() as failures:
         for target in selection:
@@ -240,6 +269,14 @@ def push(
                     attested = attest(pushed, call.progress)
                     results[-1]["attached"] = dict(attested.artifacts)
                     print_result(attested.text, unless=as_json)
+                if with_sources:
+                    sources = push_sources(factory, pushed, key, push_options.now, call.progress)
+                    results[-1]["sources"] = _sources_json(sources)
+                    print_result(format_pushed_sources(sources), unless=as_json)
+                    if sources.debs and not key:
+                        call.progress.note(
+                            "create a key and push again to sign them: imagefactory key create NAME"
+                        )
         if as_json:
             print_json(PushDocument(format="imagefactory.push/1", results=results, errors=failures.as_json()))
     if kind != "sif":
@@ -273,6 +310,20 @@ def pushed_json(pushed: PushResult) -> PushRow:
     if pushed.joined:
         row["index"] = _platform_index_json(pushed.joined)
     return row
+
+
+def _sources_json(pushed: SourcesPush) -> PushedSourcesRow:
+    return PushedSourcesRow(
+        {
+            "reference": str(pushed.reference),
+            "digest": pushed.reference.digest,
+            "files": pushed.files,
+            "size": pushed.size,
+            "base": pushed.base,
+            "signed_by": pushed.signer or None,
+            **_transfer_json(pushed.sent),
+        }
+    )
 
 
 def _platform_index_json(joined: PlatformIndexPush) -> PlatformIndexRow:
@@ -419,7 +470,9 @@ def _pulled_json(pulled: PullResult) -> PullDocument:
 @click.command(cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DESTINATION")
-@click.option("--referrers", is_flag=True, help="Also copy verdicts and other artifacts of the image.")
+@click.option(
+    "--referrers", is_flag=True, help="Also copy its verdicts, other artifacts and locked packages."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be copied; copy nothing.")
 @json_option
 @click.pass_obj
@@ -458,6 +511,7 @@ def copy(
                     "destination": str(image_reference),
                     "digest": image_reference.digest,
                     "before": copied.before,
+                    "sources": [str(other.destination) for other in copied.sources],
                     **_transfer_json(copied.sent),
                 }
             )

@@ -16,14 +16,15 @@ import fcntl
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from imagefactory.errors import DownloadError, os_problem, redact
+from imagefactory.errors import DownloadError, ImagefactoryError, LockError, os_problem, redact
 from imagefactory.http import (
     HttpSession,
     Login,
@@ -44,7 +45,8 @@ class RemoteFile:
     """A file to fetch from `url` to `path`, with its size and sha256.
 
     `title` names it in messages. `denied` and `gone` are the hints for a server that requires a login, and
-    for one that does not have the file.
+    for one that does not have the file. `read` yields the bytes from an offset on in place of a request to
+    `url`, which then only names the source.
     """
 
     title: str
@@ -54,6 +56,7 @@ class RemoteFile:
     sha256: str
     denied: str
     gone: str
+    read: Callable[[int], Iterator[bytes]] | None = None
 
     @property
     def part(self) -> Path:
@@ -78,7 +81,8 @@ class PendingDownloads:
 
     def tell(self, package: LockedPackage) -> None:
         """Report that `package` is complete."""
-        self._here[self.paths[package]].set_result(None)
+        if not (future := self._here[self.paths[package]]).done():
+            future.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """Report that no more packages will arrive. All waiting threads get `error`."""
@@ -103,7 +107,22 @@ _LONG_WAIT = 10.0  # seconds of a wait that is reported
 _POLL_SECONDS = 0.1  # seconds between checks of a file that another process has locked
 
 
+_UNAVAILABLE = ("download-rejected", "download-failed", "hash-mismatch")
+"""Errors of a download after which another place may have the file."""
+
 Package = TypeVar("Package", bound=LockedPackage)
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """The bytes of one file at a place called `name`, from an offset on."""
+
+    name: str
+    read: Callable[[int], Iterator[bytes]]
+
+
+Fallback = Callable[[Mapping[str, int], ImagefactoryError], Mapping[str, FileOrigin]]
+"""Returns sources of files by sha256, of those that it has. It gets their sizes, and why they are missing."""
 
 
 class PackageCache:
@@ -133,11 +152,13 @@ class PackageCache:
         progress: Progress,
         *,
         arrivals: PendingDownloads | None = None,
+        fallback: Fallback | None = None,
     ) -> dict[Package, Path]:
         """Return the file of each of `packages`, in their order. Missing ones are fetched in parallel.
 
         `locate` returns the addresses of missing packages by file name, and is not called without missing
-        ones. `arrivals` gets each complete file, and may stop the others. Raises DownloadError for a file
+        ones. `arrivals` gets each complete file, and may stop the others. If that fails, the packages that
+        are still missing come from `fallback`, if it has all of them. Raises DownloadError for a file
         that is not available with the locked size and hash, and for a full disk. The next call continues the
         download.
         """
@@ -149,18 +170,45 @@ class PackageCache:
             arrivals.tell(package)
         if missing:
             self._make_room(self._file(package, "") for package in missing)
-            addresses = locate(missing)
-            files = {self._file(package, addresses[package.filename]): package for package in missing}
-            fetch_files(
-                files,
-                self._source,
-                progress,
-                label="packages",
-                retry_policy=self._retry_policy,
-                arrived=lambda file: arrivals.tell(files[file]),
-                stop=arrivals.stop,
-            )
+            try:
+                addresses = locate(missing)
+                self._fetch([self._file(row, addresses[row.filename]) for row in missing], arrivals, progress)
+            except (DownloadError, LockError) as error:
+                # A LockError is about the search for an address: the lock itself was read before.
+                other = isinstance(error, LockError) or error.code in _UNAVAILABLE
+                files = self._from_fallback(requested, fallback, error) if fallback and other else []
+                if not files:
+                    raise
+                self._fetch(files, arrivals, progress)
+            for package in requested:
+                arrivals.tell(package)
         return paths
+
+    def _fetch(self, files: Sequence[RemoteFile], arrivals: PendingDownloads, progress: Progress) -> None:
+        packages = {path: package for package, path in arrivals.paths.items()}
+        fetch_files(
+            files,
+            self._source,
+            progress,
+            label="packages",
+            retry_policy=self._retry_policy,
+            arrived=lambda file: arrivals.tell(packages[file.path]),
+            stop=arrivals.stop,
+        )
+
+    def _from_fallback(
+        self, packages: Sequence[LockedPackage], fallback: Fallback, error: ImagefactoryError
+    ) -> list[RemoteFile]:
+        """Return the missing packages as files of the fallback, none if it lacks some."""
+        missing = self.missing(packages)
+        sources = fallback({row.sha256: row.size for row in missing}, error)
+        if any(row.sha256 not in sources for row in missing):
+            return []
+        return [
+            replace(self._file(row, source.name), read=source.read)
+            for row in missing
+            if (source := sources[row.sha256])
+        ]
 
     def _file(self, package: LockedPackage, url: str) -> RemoteFile:
         gone = f"imagefactory lock TARGET --upgrade-package {package.name}"
@@ -189,10 +237,6 @@ class PackageCache:
         ]
         copy_files(files, progress)
         return len(files)
-
-    def copies(self, files: Mapping[LockedPackage, Path]) -> list[RemoteFile]:
-        """Return the copies of files of another cache to this one."""
-        return [self._file(package, path.absolute().as_uri()) for package, path in files.items()]
 
     def _make_room(self, files: Iterable[RemoteFile]) -> None:
         """Raise DownloadError before the first byte if the disk is too small."""
@@ -258,7 +302,7 @@ def fetch_files(
     Long waits that a server requires are reported. `stop` ends the transfers. Raises DownloadError; the
     next call continues incomplete files.
     """
-    web, stop = HttpSession(source, retry_policy=retry_policy), stop or threading.Event()
+    web, signal = HttpSession(source, retry_policy=retry_policy), _StopSignal(stop)
     # The largest first: the last to end should not be the one that takes longest.
     queue = sorted(files, key=lambda file: (-file.size, file.title))
     total = sum(file.missing_bytes for file in queue)
@@ -270,8 +314,8 @@ def fetch_files(
                     file=file,
                     web=web,
                     retry_policy=retry_policy,
-                    sleep=reporting_sleep(stop.wait, label, progress),
-                    stop=stop,
+                    sleep=reporting_sleep(signal.wait, label, progress),
+                    stop=signal,
                     arrived=arrived,
                     count=_DownloadProgress(task, file.size - file.missing_bytes),
                 )
@@ -282,12 +326,12 @@ def fetch_files(
                 finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # an error or an interrupt: the other transfers end at their next chunk
                 if any(not future.done() or future.exception() for future in futures):
-                    stop.set()
+                    signal.set()
                 for future in futures:
                     future.cancel()
             errors = [future.exception() for future in futures if future in finished]
             failed = [error for error in errors if error and not isinstance(error, _DownloadCancelledError)]
-            if failed or stop.is_set():
+            if failed or signal.is_set():
                 raise (*failed, _DownloadCancelledError())[0]
     finally:
         web.close()
@@ -295,6 +339,25 @@ def fetch_files(
 
 class _DownloadCancelledError(Exception):
     """Another transfer failed, or the user interrupted. The part file stays."""
+
+
+class _StopSignal:
+    """Ends the transfers of one call, when one of them failed or when the caller's event is set."""
+
+    def __init__(self, outer: threading.Event | None) -> None:
+        self._own, self._outer = threading.Event(), outer or threading.Event()
+
+    def set(self) -> None:
+        self._own.set()
+
+    def is_set(self) -> bool:
+        return self._own.is_set() or self._outer.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self.is_set() and (rest := end - time.monotonic()) > 0:
+            self._own.wait(min(rest, _POLL_SECONDS))
+        return self.is_set()
 
 
 class _DownloadProgress:
@@ -317,7 +380,7 @@ class _Transfer:
     web: HttpSession
     retry_policy: RetryPolicy
     sleep: Callable[[float], object]
-    stop: threading.Event
+    stop: _StopSignal
     arrived: Callable[[RemoteFile], object]
     count: _DownloadProgress
 
@@ -429,6 +492,9 @@ class _Transfer:
     @contextmanager
     def _source(self, position: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Yield the position at which the bytes of the source begin, and the bytes."""
+        if self.file.read:
+            yield position, self.file.read(position)
+            return
         local = local_path(self.file.url)
         if local:
             if not local.is_file():

@@ -10,10 +10,11 @@ so a record counts only with a MAC by a key that pusher and reader share. The st
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +47,13 @@ PROVENANCE_TYPE = "application/vnd.in-toto.provenance+dsse"
 """The artifact type of an envelope in a store, from in-toto's attestation framework (spec v1, "Envelope")."""
 PORTABLE_TYPE = "application/vnd.imagefactory.portable.v1+json"
 MODELS_TYPE = "application/vnd.imagefactory.models.v1"
+ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+SOURCES_TYPE = "application/vnd.imagefactory.sources.v1"
+"""The artifact type of the locked files of a target. Each layer is a file."""
+SOURCES_LINK_TYPE = "application/vnd.imagefactory.sources-link.v1+json"
+"""The artifact type of a referrer of an image that names the tag of its locked files."""
+DEB_TYPE, FILE_TYPE = "application/vnd.debian.binary-package", "application/octet-stream"
+"""The media types of layers with locked files: Debian packages, and all others."""
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 """The artifact type of a Sigstore bundle, as cosign attaches it."""
 STATEMENT_TYPES = (
@@ -55,7 +63,7 @@ STATEMENT_TYPES = (
 DELETED_WITH_IMAGE = (
     *(PUSHED_TYPE, VERDICT_TYPE, APPROVAL_TYPE, TEST_RESULT_TYPE),
     *(CYCLONEDX_TYPE, SPDX_TYPE, PROVENANCE_TYPE, PORTABLE_TYPE, MODELS_TYPE),
-    BUNDLE_TYPE,
+    *(BUNDLE_TYPE, SOURCES_LINK_TYPE),
 )
 """Types of artifacts about a candidate that are deleted together with the candidate."""
 CREATED = "org.opencontainers.image.created"
@@ -66,6 +74,9 @@ RECORD_MAC = "imagefactory.mac"
 
 CANDIDATE = re.compile(r"(?P<plain>.+)-(?P<hex>[0-9a-f]{12})(?P<suffix>\.sif)?")
 CAPABILITY = re.compile(r"(?P<plain>.+)-(?:sm[0-9]{2,3}[a-z]?|gfx[0-9a-f]{3,5})")
+SOURCES = re.compile(r"sources-[0-9a-f]{16}")
+SOURCES_TAG = "imagefactory.sources"
+"""Annotation of a link: the tag of the locked files."""
 FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")  # the referrers tag of a registry without the referrers API
 
 
@@ -82,14 +93,28 @@ def candidate_tag(target: Target, digest: str, suffix: str = "") -> str:
     return f"{plain_tag(target)}-{digest.removeprefix('sha256:')[:12]}{suffix}"
 
 
+def sources_tag(digests: Iterable[str]) -> str:
+    """Return the tag of locked files, `sources-0123456789abcdef`, by the sha256 of each.
+
+    A build computes it from its lock, in any later version of imagefactory too.
+    """
+    text = "".join(f"{digest}\n" for digest in sorted(set(digests)))
+    return f"sources-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
 def tag_type(tag: str, plain: Collection[str]) -> str:
-    """Return `target`, `capability`, `candidate`, `referrers` or `other`; `plain` are the targets' tags."""
+    """Return `target`, `capability`, `candidate`, `sources`, `referrers` or `other`.
+
+    `plain` are the tags of the targets.
+    """
     if tag in plain:
         return "target"
     for kind, pattern in (("capability", CAPABILITY), ("candidate", CANDIDATE)):
         match = pattern.fullmatch(tag)
         if match and match["plain"] in plain:
             return kind
+    if SOURCES.fullmatch(tag):
+        return "sources"
     return "referrers" if FALLBACK.fullmatch(tag) else "other"
 
 
@@ -105,6 +130,7 @@ def check_tag(tag: str, plain: Collection[str]) -> None:
         "target": "is the tag of a verified target: only promotion moves it",
         "capability": "is the tag of a GPU that verified it: only promotion moves it",
         "candidate": "is the tag of a candidate: push creates it from the digest",
+        "sources": "is the tag of locked packages: push --with-sources creates it",
         "referrers": "is the tag in which a registry keeps referrers",
     }.get(tag_type(tag, plain))
     if reason:

@@ -1,22 +1,31 @@
-"""Approvals: signed statements that a tag may point to an image. A policy can require several of them.
+"""Signed statements that a tag may point to an image, or that packages are those of Debian.
 
     sign_approval() -> envelope          envelopes -> verify_approvals() -> Approvals
 
 An approval names the tag, its repository and the digest of the image. So it is not valid for another tag,
-repository or image. It is an in-toto statement like a verdict, attached to the same manifest, and parsed as
-strictly. Several approvals by one key count once. If the image's verdicts are revoked, approvals that were
-signed before the revocation are no longer valid.
+repository or image. A policy can require several of them. It is an in-toto statement like a verdict,
+attached to the same manifest, and parsed as strictly. Several approvals by one key count once. If the image's
+verdicts are revoked, approvals that were signed before the revocation are no longer valid.
+
+    sign_sources() -> envelope           envelopes -> find_sources_signer() -> name of the key
+
+A statement about sources names the manifest of locked files in a registry, and so each of them by its sha256.
+It says that the files of type DEB_TYPE come from an index that Debian signed. Its envelope is a layer of the
+same artifact. So it stays where a registry deletes manifests without a tag.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from imagefactory.errors import StatementError
-from imagefactory.oci.manifests import digest_of
+from imagefactory.errors import RegistryError, StatementError
+from imagefactory.oci.candidates import ENVELOPE_TYPE, SOURCES_TYPE
+from imagefactory.oci.graph import Manifest, StoreRepository, artifact_of, parse_parts, read_manifest
+from imagefactory.oci.manifests import Descriptor, artifact_type, digest_of
 from imagefactory.oci.store import TAG
 from imagefactory.serialize import (
     Pattern,
@@ -26,7 +35,7 @@ from imagefactory.serialize import (
     parse_document,
     parse_value,
 )
-from imagefactory.trust.envelope import sign_envelope
+from imagefactory.trust.envelope import LARGEST, sign_envelope
 from imagefactory.trust.judgement import period_problem, unrecorded_reason, verify_envelope
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import TrustRules
@@ -168,3 +177,94 @@ def other_trusted_keys(trust: TrustRules, names: Iterable[str], now: datetime) -
     """Return the currently trusted keys that are not among `names`."""
     valid = {key.name for key in trust.keys if key.since <= now < key.until}
     return tuple(sorted(valid - set(names)))
+
+
+# --- Locked packages in a registry
+
+SOURCES = "https://imagefactory.dev/sources/v1"
+MOST_SIGNERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcesArtifact:
+    """An artifact whose layers are locked files, and envelopes of statements about them."""
+
+    files: tuple[Descriptor, ...]
+    envelopes: tuple[Descriptor, ...] = ()
+
+    @property
+    def manifest(self) -> Manifest:
+        return artifact_of(SOURCES_TYPE, None, (*self.files, *self.envelopes))
+
+    @property
+    def subject(self) -> str:
+        """The digest that statements are about: that of the manifest without envelopes."""
+        return artifact_of(SOURCES_TYPE, None, self.files).descriptor.digest
+
+    def read_envelopes(self, repo: StoreRepository) -> list[bytes]:
+        """Return the envelopes, not verified. Raises RegistryError."""
+        return [b"".join(repo.store.read(repo.repository, blob)) for blob in self.envelopes]
+
+
+def read_sources(repo: StoreRepository, tag: str) -> SourcesArtifact:
+    """Return the artifact with this tag. Raises RegistryError if there is none, and for other artifacts."""
+    manifest = read_manifest(repo, tag)
+    _, blobs = parse_parts(manifest)
+    kind = artifact_type(json.loads(manifest.data))
+    layers = blobs[1:]
+    envelopes = tuple(blob for blob in layers if blob.media_type == ENVELOPE_TYPE)
+    too_large = any(not 0 < blob.size <= LARGEST for blob in envelopes) or len(envelopes) > MOST_SIGNERS
+    if kind != SOURCES_TYPE or too_large:
+        raise RegistryError(
+            "artifact-malformed",
+            f"{repo}:{tag} is not of type {SOURCES_TYPE}, or has more than {MOST_SIGNERS} signatures",
+            hint="delete this tag, and push the packages again: imagefactory push --with-sources",
+        )
+    files = tuple(blob for blob in layers if blob.media_type != ENVELOPE_TYPE)
+    return SourcesArtifact(files=files, envelopes=envelopes)
+
+
+def sign_sources(digest: str, key: SigningKey, now: datetime) -> bytes:
+    """Return the envelope of a statement about the manifest `digest` of locked files. Raises ToolError."""
+    return sign_envelope(_format_sources(digest, now.replace(microsecond=0)), key)
+
+
+def _format_sources(digest: str, issued: datetime) -> bytes:
+    subject = VerifiedImage(target="sources", index=digest, manifest=digest, config=digest)
+    return format_statement(subject, SOURCES, {"format": FORMAT, "issued": format_time(issued)})
+
+
+def find_sources_signer(
+    envelopes: Iterable[bytes], digest: str, trust: TrustRules, now: datetime
+) -> tuple[str, str]:
+    """Return the name of a trusted key that signed a statement about this manifest, else "" and the reason.
+
+    The key must be trusted for the time of the statement. A statement by a retired key counts if it was
+    recorded when the key was retired.
+    """
+    reasons = []
+    for data in envelopes:
+        result = verify_envelope(data, trust)
+        if result.envelope is None or result.key is None or result.standing is not VerdictStatus.GOOD:
+            reasons.append(result.why)
+            continue
+        payload, key = result.envelope.payload, result.key
+        try:
+            row = dict(parse_predicate(payload, "statement", SOURCES))
+            issued = parse_value(row.get("issued"), datetime, "statement: issued")
+            same = _format_sources(digest, issued) == payload
+        except (StatementError, OverflowError) as error:
+            reasons.append(str(error))
+            continue
+        problem = period_problem(key, issued, digest_of(payload)) or unrecorded_reason(
+            key, digest_of(payload), now
+        )
+        if not same:
+            reasons.append("the statement is about other files")
+        elif problem:
+            reasons.append(problem[1])
+        elif issued - now > SKEW:
+            reasons.append("the statement is of a later time than now")
+        else:
+            return key.name, ""
+    return "", reasons[0] if reasons else "it is not signed"

@@ -25,7 +25,13 @@ from typing import Any
 
 from imagefactory.errors import ImagefactoryError, NoImageError, RegistryError, StatementError, StoreError
 from imagefactory.fs import explain_full_disk, remove_inside, replacing
-from imagefactory.oci.candidates import BUNDLE_TYPE, REVOCATION_TYPE, STATEMENT_TYPES, VERDICT_TYPE
+from imagefactory.oci.candidates import (
+    BUNDLE_TYPE,
+    ENVELOPE_TYPE,
+    REVOCATION_TYPE,
+    STATEMENT_TYPES,
+    VERDICT_TYPE,
+)
 from imagefactory.oci.graph import (
     EMPTY,
     EMPTY_BLOB,
@@ -59,7 +65,6 @@ from imagefactory.trust.envelope import LARGEST, format_bundle, parse_bundle, pa
 from imagefactory.trust.verdict import VERDICT
 from imagefactory.verify.report import VerifiedImage
 
-ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 CERTIFICATE_FAULT = "no key signed it, only a certificate, which imagefactory does not check"
 _PREDICATE = "dev.sigstore.bundle.predicateType"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from imagefactory.actions.build import BuildResult
     from imagefactory.actions.lock import LockResult
     from imagefactory.actions.store import PruneResult, RepositoryListing
-    from imagefactory.actions.transfer import CopyResult, PullResult, PushResult, SifPullResult
+    from imagefactory.actions.transfer import CopyResult, PullResult, PushResult, SifPullResult, SourcesPush
     from imagefactory.lock import OutdatedPackage
     from imagefactory.lock.files import UnsolvableTarget
     from imagefactory.oci.transfer import TransferResult
@@ -125,6 +125,23 @@ def format_pushed(pushed: PushResult) -> str:
     return f"{pushed.target.name}\n{format_fields(fields)}"
 
 
+def format_pushed_sources(pushed: SourcesPush) -> str:
+    """Return the address of the locked files in a registry, and who vouches for the Debian packages."""
+    reference = pushed.reference
+    fields = [
+        ("packages", f"{reference.registry}/{reference.repository}:{reference.tag}"),
+        ("files", f"{pushed.files} ({format_bytes(pushed.size)})"),
+        ("sent", _transfer_line(pushed.sent)),
+    ]
+    if pushed.base:
+        fields.append(("not there", f"the base {pushed.base}: keep a copy in a registry"))
+    if pushed.signer:
+        fields.append(("signed by", pushed.signer))
+    elif pushed.debs:
+        fields.append(("not signed", f"{pushed.debs} Debian packages count only while Debian lists them"))
+    return format_fields(fields)
+
+
 def format_pulled_sif(pulled: SifPullResult) -> str:
     fields = [
         ("file", f"{pulled.path} ({format_bytes(pulled.size)})"),
@@ -176,7 +193,8 @@ def format_copied(copied: CopyResult, *, dry_run: bool = False) -> str:
         tag = "stays" if before == after else f"would move from {before}" if before else "would be set"
         fields += [("tag", f"{copied.destination.tag} {tag}")]
     moved = [(name, text) for name, text in _tag_lines(copied.sent) if "moved by another" in text]
-    return f"{copied.source} -> {copied.destination}\n{format_fields(fields + moved)}"
+    text = f"{copied.source} -> {copied.destination}\n{format_fields(fields + moved)}"
+    return "\n".join([text, *(format_copied(other, dry_run=dry_run) for other in copied.sources)])
 
 
 def format_repositories(shelves: Sequence[RepositoryListing], width: int | None = None) -> str:

@@ -102,6 +102,38 @@ def test_pull_into_an_empty_store_gives_the_same_image_and_it_runs(
     assert (again["bytes_received"], again["name"]) == (0, f"tiny:{built['pushed']['tag']}")
 
 
+def test_pushed_packages_build_the_same_image_when_all_servers_are_gone(
+    tiny: Factory, tiny_root: Path, built: dict[str, Any], registry: str, scratch: Path
+) -> None:
+    """With only the key that signed the packages, and only after it is trusted."""
+    home = scratch / "sources-home"
+    root = copytree(tiny_root, scratch / "sources-root")
+    place = f"{registry}/archive"
+    own = {"XDG_CONFIG_HOME": str(home), "IMAGEFACTORY_REGISTRY": place}
+    maker = replace(tiny, root=root, extra=own)
+    maker.run("key", "create", "archivist")
+    unsigned = push(replace(maker, extra={**own, "XDG_CONFIG_HOME": f"{home}-none"}), "--with-sources")
+    assert unsigned["sources"]["signed_by"] is None
+    pushed = push(maker, "--with-sources")
+    sources = pushed["sources"]
+    assert (sources["signed_by"], sources["blobs"]["sent"]) == ("archivist", 1)  # the signature
+    assert sources["digest"] == raw_digest(sources["reference"].split("@")[0])
+    dead = {
+        **own,
+        "IMAGEFACTORY_DEBIAN_MIRROR": "http://127.0.0.1:1/debian",
+        "IMAGEFACTORY_DEBIAN_SNAPSHOT": "none",
+        "IMAGEFACTORY_INDEX": "http://127.0.0.1:1/simple",
+    }
+    later = Factory(store=scratch / "later-store", cache=scratch / "later-cache", root=root, extra=dead)
+    refused = later.run("build", "--strict-base", "--no-test", "--json", TARGET, code=5)
+    (error,) = json.loads(refused.stdout)["errors"]
+    assert error["code"] == "archive-read-failed"  # no key is trusted yet
+    assert not [*later.cache.glob("debs/*/*/signed")]
+    maker.run("key", "trust", "archivist")
+    again = later.build(TARGET, "--strict-base", "--no-test")
+    assert again["image"]["digest"] == built["image"]["digest"] == pushed["digest"]
+
+
 def test_copy_within_the_registry_mounts(built: dict[str, Any], tiny: Factory, registry: str) -> None:
     pushed = built["pushed"]
     destination = f"{registry}/push-pull/kept/tiny:keep"

@@ -499,15 +499,20 @@ def contents(tar: make.BaseTar, *paths: str) -> list[str]:
         return [file.read().decode() for file in files if file]
 
 
-@pytest.mark.parametrize("name", many(("small",), ("debian-12", "debian-13", "debian-12-arm64")))
+@pytest.mark.parametrize(
+    "name", many(("least", "small"), ("least", "debian-12", "debian-13", "debian-12-arm64"))
+)
 def test_the_same_bytes_as_by_mmdebstrap_and_dpkg_alone(
     name: str, request: pytest.FixtureRequest, own: DebianMirror, tmp_path: Path
 ) -> None:
-    """By day the small base."""
+    """By day the small base, and the one of which apt installs nothing."""
     base, tar = replace(BASES["debian-12"], packages=SMALL), None
     if name == "small":
         compared = request.getfixturevalue("compared")
         base, lock, tar = compared.base, read_base_lock(compared.lock), compared.tar
+    elif name == "least":
+        archives = request.getfixturevalue("least")
+        base, lock = archives.base, archives.lock
     elif name in BASES:
         tars, made_of = request.getfixturevalue("tars"), request.getfixturevalue("made_of")
         base, lock, tar = BASES[name], made_of[name], tars[name]

@@ -38,6 +38,8 @@ WORKERS = {
     "imagefactory.lock.conda.own_tool",
     "imagefactory.lock.download",
     "imagefactory.runtime.apptainer_command",
+    "imagefactory.trust.approval",
+    "imagefactory.trust.catalog_package",
     "imagefactory.verify.smoke_hints",
 }
 # Programs that run elsewhere, where what they import may be missing or slow.

@@ -2,7 +2,8 @@
 
 The hash in a lock names a file, not its author: a lock comes with a project, and so may a file. So a .deb is
 used only if an index signed by Debian's keyring offers it. The cache has a record of that next to the file,
-which stays valid when the archive has newer packages.
+which stays valid when the archive has newer packages. A registry may have the file too (`push
+--with-sources`). Then a signature by a key that the user trusts can replace that of the index.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from imagefactory.errors import BuildError, DownloadError, LockError, os_problem
+from imagefactory.errors import BuildError, DownloadError, LockError, RegistryError, os_problem
 from imagefactory.lock.changes import VersionChange, base_moves
 from imagefactory.lock.debian.archive import (
     SNAPSHOT_HINT,
@@ -33,7 +34,7 @@ from imagefactory.lock.debian.archive import (
 )
 from imagefactory.lock.debian.lock import deb_filename, downloaded_filename, format_package, lock_architecture
 from imagefactory.lock.download import RemoteFile, copy_files
-from imagefactory.model import BaseLock, BaseSpec, DebianPackage
+from imagefactory.model import BaseLock, BaseSpec, DebianPackage, LockedPackage
 from imagefactory.progress import Progress
 from imagefactory.trees import remove_tree
 
@@ -42,6 +43,18 @@ class DebSource(Protocol):
     """A place that has .debs: an archive, a snapshot or a directory."""
 
     def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None: ...
+
+
+class DebRegistry(DebSource, Protocol):
+    """Registries with .debs, for those that no archive has."""
+
+    def usable(
+        self, packages: Sequence[DebianPackage], listed: Collection[DebianPackage], progress: Progress
+    ) -> list[DebianPackage]:
+        """Return the packages that they have, and that count: `listed` ones are in an index of Debian.
+
+        The others need a signature by a trusted key.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +76,21 @@ class BaseArchives:
 
 
 def fetch_base(
-    base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool = False
+    base: BaseSpec,
+    lock: BaseLock,
+    mirror: DebianMirror,
+    progress: Progress,
+    *,
+    locked: bool = False,
+    registry: DebRegistry | None = None,
 ) -> BaseArchives:
-    """Fetch the locked .debs that the cache lacks, from the archive or from snapshots of it.
+    """Fetch the locked .debs that the cache lacks: from the archive, from snapshots of it or a registry.
 
-    If neither has some of them, the suite's newer packages are solved and fetched instead, and listed in
+    If none has some of them, the suite's newer packages are solved and fetched instead, and listed in
     `moved`. With `locked` this is a BuildError. Raises DownloadError for a .deb that differs from the lock,
-    LockError if the archive's indexes cannot be read and no snapshot has the packages.
+    LockError if the archive's indexes cannot be read and no other place has the packages.
     """
+    others = _OtherPlaces(base=base, lock=lock, mirror=mirror, registry=registry)
     with _exclusive(mirror.debs, progress):
         moved: tuple[VersionChange, ...] = ()
         if missing := _missing(lock, mirror.debs):
@@ -80,12 +100,12 @@ def fetch_base(
                     "checking the archive's indexes"
                 )
             try:
-                lock, moved = _fetch_missing(base, lock, mirror, progress, locked=locked)
-            except LockError as error:
-                if error.code != "archive-read-failed" or not mirror.snapshot:
+                lock, moved = _fetch_missing(others, progress, locked=locked)
+            except (LockError, DownloadError) as error:
+                if error.code not in _UNREADABLE or not (mirror.snapshot or registry):
                     raise
                 progress.note(f"{base.name}: {error.message}")
-                if problem := _fetch_from_snapshots(base, lock, missing, mirror, progress):
+                if problem := others.fetch(_missing(lock, mirror.debs), progress):
                     error.message += f"\nand {problem}"
                     raise
         for line in describe_missing_debs(base, moved):
@@ -102,23 +122,64 @@ def cached_base(base: BaseSpec, lock: BaseLock, debs: Path) -> BaseArchives | No
     return BaseArchives(base=base, lock=lock, debs=paths, moved=())
 
 
+_UNREADABLE = ("archive-read-failed", "archive-index-outdated", "download-failed")
+"""Errors of an archive after which another place may have the packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OtherPlaces:
+    """The places of locked .debs besides the archive. `listed` are those in a signed index that was read."""
+
+    base: BaseSpec
+    lock: BaseLock
+    mirror: DebianMirror
+    registry: DebRegistry | None
+    listed: set[DebianPackage] = field(default_factory=set)
+
+    def fetch(self, packages: Sequence[DebianPackage], progress: Progress) -> str:
+        """Fetch packages. Return the problem, empty if all are complete."""
+        problem = _fetch_from_snapshots(self, packages, progress)
+        if not problem or not self.registry:
+            return problem
+        missing, debs = _missing(self.lock, self.mirror.debs), self.mirror.debs
+        remaining = [package for package in packages if package in missing]
+        if self.mirror.snapshot:
+            progress.note(f"{self.base.name}: {problem}")
+        try:
+            usable = self.registry.usable(remaining, self.listed, progress)
+            _download(usable, self.registry, debs, progress)
+        except (DownloadError, RegistryError) as error:
+            return f"{problem}\nand {error.message}"
+        lacking = [package for package in remaining if package not in usable]
+        if not lacking:
+            return ""
+        return f"{problem}\nand no registry has, signed by a key that you trust: {_describe(lacking)}"
+
+
+def _describe(packages: Sequence[DebianPackage]) -> str:
+    names = ", ".join(f"{package.name} {package.version}" for package in packages[:5])
+    return f"{names} and {len(packages) - 5} more" if len(packages) > 5 else names
+
+
 def _fetch_missing(
-    base: BaseSpec, lock: BaseLock, mirror: DebianMirror, progress: Progress, *, locked: bool
+    others: _OtherPlaces, progress: Progress, *, locked: bool
 ) -> tuple[BaseLock, tuple[VersionChange, ...]]:
     """Fetch missing .debs. Return a newer lock and the changes if only newer packages are available.
 
     An index that lacks a package, or lists one that the archive does not have, is read again from the
     archive itself, not from a cache. Raises StaleIndexError if the archive still lacks a listed file.
     """
+    base, lock, mirror = others.base, others.lock, others.mirror
     for fresh in (False, True):
         missing, moved = _missing(lock, mirror.debs), tuple[VersionChange, ...]()
         with open_archive(mirror, lock.suite, lock_architecture(lock), progress, fresh=fresh) as archive:
             gone = _removed_error(missing, archive)
+            others.listed.update(package for package in missing if package not in gone)
             if gone and not fresh:
                 progress.note(f"{base.name}: the archive lacks locked packages; reading its indexes again")
                 continue
             if gone:
-                problem = _fetch_from_snapshots(base, lock, gone, mirror, progress)
+                problem = others.fetch(gone, progress)
                 if problem and locked:
                     newer = f"lock newer packages: imagefactory lock base:{base.name} --upgrade"
                     raise BuildError(
@@ -144,14 +205,9 @@ def _fetch_missing(
     return lock, moved
 
 
-def _fetch_from_snapshots(
-    base: BaseSpec,
-    lock: BaseLock,
-    packages: Sequence[DebianPackage],
-    mirror: DebianMirror,
-    progress: Progress,
-) -> str:
+def _fetch_from_snapshots(others: _OtherPlaces, packages: Sequence[DebianPackage], progress: Progress) -> str:
     """Fetch packages from snapshots of the lock's time. Return the problem, empty if all are complete."""
+    base, lock, mirror = others.base, others.lock, others.mirror
     if not mirror.snapshot:
         return "no snapshots of the archive are set (debian-snapshot)"
     remaining, moments = list(packages), snapshot_moments(lock)
@@ -160,6 +216,7 @@ def _fetch_from_snapshots(
         try:
             with open_snapshot(mirror, moment, lock.suite, lock_architecture(lock), progress) as snapshot:
                 gone = _removed_error(remaining, snapshot)
+                others.listed.update(package for package in remaining if package not in gone)
                 _download([p for p in remaining if p not in gone], snapshot, mirror.debs, progress)
         except (DownloadError, LockError) as error:
             if error.code == "hash-mismatch":
@@ -167,8 +224,7 @@ def _fetch_from_snapshots(
             return f"the snapshot of {moment} cannot be used: {error.message}"
         if not (remaining := gone):
             return ""
-    names = ", ".join(f"{package.name} {package.version}" for package in remaining)
-    return f"the snapshots of {', '.join(moments)} lack {names}"
+    return f"the snapshots of {', '.join(moments)} lack {_describe(remaining)}"
 
 
 def adopt_debs(lock: BaseLock, debs: Path, directory: Path, progress: Progress) -> int:
@@ -192,15 +248,15 @@ class _DebDirectory:
     def download(self, packages: Sequence[DebianPackage], directory: Path, progress: Progress) -> None:
         copy_files(
             [
-                deb_file(package, deb_path(self.path, package), directory / downloaded_filename(package))
+                package_copy(package, deb_path(self.path, package), directory / downloaded_filename(package))
                 for package in packages
             ],
             progress,
         )
 
 
-def deb_file(package: DebianPackage, source: Path, path: Path) -> RemoteFile:
-    """Return the copy of a .deb from `source` to `path`."""
+def package_copy(package: DebianPackage | LockedPackage, source: Path, path: Path) -> RemoteFile:
+    """Return the copy of a package from `source` to `path`."""
     return RemoteFile(
         title=f"{package.name} {package.version}",
         url=source.absolute().as_uri(),

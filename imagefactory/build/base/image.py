@@ -34,7 +34,7 @@ from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
 
 if TYPE_CHECKING:
-    from imagefactory.build.base.fetch import BaseArchives
+    from imagefactory.build.base.fetch import BaseArchives, DebRegistry
     from imagefactory.build.base.make import BaseTar
     from imagefactory.lock.debian.archive import DebianMirror
 
@@ -95,7 +95,8 @@ class BaseRequest:
     """A base to find or build. With `locked` a package that the mirror lacks is a BuildError.
 
     `debs` is the cache of .debs. `mirror` is called only to fetch something. `environ` is the caller's
-    environment. `below` is the parent base. Callers of `find` and `begin` hold the layout's `in_use`.
+    environment. `below` is the parent base. `registry` has .debs that no archive has. Callers of `find`
+    and `begin` hold the layout's `in_use`.
     """
 
     base: BaseSpec
@@ -106,6 +107,7 @@ class BaseRequest:
     environ: Mapping[str, str]
     locked: bool
     below: BaseRequest | None = None
+    registry: DebRegistry | None = None
 
     @property
     def locks(self) -> tuple[BaseLock, ...]:
@@ -166,7 +168,9 @@ class BaseRequest:
         from imagefactory.build.base.fetch import cached_base, fetch_base
 
         cached = cached_base(self.base, self.lock, self.debs)
-        return cached or fetch_base(self.base, self.lock, self.mirror(), progress, locked=self.locked)
+        return cached or fetch_base(
+            *(self.base, self.lock, self.mirror(), progress), locked=self.locked, registry=self.registry
+        )
 
     def _make(
         self, layout: Layout, fetched: BaseArchives, parent_base: BuiltBase | None, progress: Progress

@@ -10,14 +10,11 @@ explains how to add one.
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import struct
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from imagefactory.lock.debian.archive import parse_stanzas
 from imagefactory.lock.debian.lock import format_base_lock
 from imagefactory.model import BaseLock, BaseSpec, DebianPackage
 
@@ -179,31 +176,20 @@ class ControlData:
         return "\n".join(lines) + "\n\n"
 
 
-def parse_control(content: bytes) -> ControlData:
-    """Parse the tar of a .deb's control files. Raises TarError, UnicodeDecodeError or KeyError if invalid."""
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-        for member in archive:
-            name = member.name.removeprefix("./")
-            if member.isreg() and (file := archive.extractfile(member)) is not None:
-                if not re.fullmatch(r"[a-z0-9-]+", name):
-                    raise tarfile.TarError(f"{name!r} is not a control file")
-                files[name] = file.read(), member.mode & 0o755, int(member.mtime)
-    text = files.pop("control")[0].decode()
-    files.get("conffiles", (b"",))[0].decode()
-    control = ControlData(text=text, fields=next(parse_stanzas(text), {}), files=files)
-    if control.identity:
-        return control
-    raise KeyError("Package")
-
-
 def essential_packages(controls: Sequence[ControlData]) -> list[ControlData]:
-    """Return the essential packages and all that they depend on, with every alternative that is there."""
+    """Return the essential packages, apt, and all that they depend on, with every alternative that is there.
+
+    They are those that mmdebstrap installs without apt. If there are no others, apt writes no state.
+    """
     providers: dict[str, list[ControlData]] = {}
     for control in controls:
         for name in (control.fields["Package"], *_relations(control.fields.get("Provides", ""))):
             providers.setdefault(name, []).append(control)
-    pending = [control for control in controls if control.fields.get("Essential") == "yes"]
+    pending = [
+        control
+        for control in controls
+        if control.fields.get("Essential") == "yes" or control.fields["Package"] == "apt"
+    ]
     essential: dict[str, ControlData] = {}
     while pending:
         control = pending.pop()

@@ -42,7 +42,6 @@ from imagefactory.build.base.look import (
     fixed_files,
     hook_files,
     is_included,
-    parse_control,
 )
 from imagefactory.errors import (
     BuildError,
@@ -486,6 +485,24 @@ def _write_repository(fetched: BaseArchives, repository: Path) -> None:
 
 CONTROL_LIMIT = 64 << 20
 """Bytes of the control files of one package."""
+
+
+def parse_control(content: bytes) -> ControlData:
+    """Parse the tar of a .deb's control files. Raises TarError, UnicodeDecodeError or KeyError if invalid."""
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            name = member.name.removeprefix("./")
+            if member.isreg() and (file := archive.extractfile(member)) is not None:
+                if not re.fullmatch(r"[a-z0-9-]+", name):
+                    raise tarfile.TarError(f"{name!r} is not a control file")
+                files[name] = file.read(), member.mode & 0o755, int(member.mtime)
+    text = files.pop("control")[0].decode()
+    files.get("conffiles", (b"",))[0].decode()
+    control = ControlData(text=text, fields=next(parse_stanzas(text), {}), files=files)
+    if control.identity:
+        return control
+    raise KeyError("Package")
 
 
 def _read_control(deb: Path, package: DebianPackage) -> ControlData:

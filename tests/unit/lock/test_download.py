@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.errors import DownloadError
+from imagefactory.errors import DownloadError, ImagefactoryError
 from imagefactory.http import HttpSession, RetryPolicy
-from imagefactory.lock.download import PackageCache
+from imagefactory.lock.download import FileOrigin, PackageCache, PendingDownloads
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedCondaPackage, LockedWheel
 from imagefactory.progress import ProgressTask, QuietProgress
@@ -211,6 +211,41 @@ def test_fetches_in_the_locks_order_and_then_needs_no_network(server: Faults, ca
     server.requests.clear()
     assert cache.fetch(wanted, never, QuietProgress()) == paths
     assert server.requests == []
+
+
+def test_another_place_has_what_the_server_lacks(server: Faults, cache: PackageCache) -> None:
+    wanted = offer(server, 10, 3_000_000, 70_000)
+    lost = wanted[1]
+    data = server.files.pop(lost.filename)
+    part = cache.path(lost).with_name(lost.filename + ".part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(data[:1000])
+    positions: list[int] = []
+    errors: list[str] = []
+
+    def read(offset: int) -> Iterator[bytes]:
+        positions.append(offset)
+        return iter((server_data[offset:],))
+
+    def fallback(sizes: Mapping[str, int], error: ImagefactoryError) -> dict[str, FileOrigin]:
+        errors.append(error.code)
+        return {sha256: origins[sha256] for sha256 in sizes if sha256 in origins}
+
+    server_data, origins = data, dict[str, FileOrigin]()
+    arrivals = PendingDownloads((wheel, cache.path(wheel)) for wheel in wanted)
+    with fails("download-rejected"):
+        cache.fetch(wanted, locate(server), QuietProgress(), arrivals=arrivals, fallback=fallback)
+    everywhere = {wheel.filename: server.files.get(wheel.filename, data) for wheel in wanted}
+    for wheel in wanted:
+        content = everywhere[wheel.filename]
+        origins[wheel.sha256] = FileOrigin("other", lambda at, content=content: iter((content[at:],)))  # type: ignore[misc]
+    origins[lost.sha256] = FileOrigin("other", read)
+    cache.fetch(wanted, locate(server), QuietProgress(), arrivals=arrivals, fallback=fallback)
+    assert errors == ["download-rejected"] * 2
+    assert positions == [1000]
+    assert cache.path(lost).read_bytes() == data
+    assert not arrivals.stop.is_set()
+    arrivals.wait_for_all()
 
 
 def test_asks_only_for_what_is_missing(server: Faults, cache: PackageCache) -> None:
@@ -434,7 +469,7 @@ def test_a_file_url_is_read_and_checked(server: Faults, cache: PackageCache, tmp
 _CHILD = """
 import json, sys
 from pathlib import Path
-from imagefactory.lock.download import PackageCache
+from imagefactory.lock.download import FileOrigin, PackageCache, PendingDownloads
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.model import LockedWheel
 from imagefactory.progress import QuietProgress

@@ -68,7 +68,13 @@ def test_of_two_at_once_one_makes_it_and_the_other_takes_it(
         return BaseTar(path=out, sha256=sha256, size=len(file.getvalue()))
 
     def fetch(
-        base: BaseSpec, lock: BaseLock, mirror: object, progress: QuietProgress, *, locked: bool
+        base: BaseSpec,
+        lock: BaseLock,
+        mirror: object,
+        progress: QuietProgress,
+        *,
+        locked: bool,
+        registry: object,
     ) -> BaseArchives:
         return BaseArchives(base=base, lock=lock, debs=(), moved=())
 

@@ -130,13 +130,13 @@ def test_control_data_of_another_package_is_refused(
 
 def control(name: str, *fields: str, **files: str) -> look.ControlData:
     text = "\n".join((f"Package: {name}", "Version: 1", "Architecture: amd64", *fields)) + "\n"
-    return look.parse_control(control_tar(text, md5sums="", **files))
+    return make.parse_control(control_tar(text, md5sums="", **files))
 
 
 def test_packages_that_scripts_or_triggers_concern_are_left_to_dpkg() -> None:
     assert control("a").is_plain
     assert control("a", postinst="x", triggers="activate-noawait ldconfig\n").is_plain
-    assert not look.parse_control(control_tar()).is_plain
+    assert not make.parse_control(control_tar()).is_plain
     assert not control("a", preinst="dpkg-divert --add /bin/sh").is_plain
     assert not control("a", triggers="interest-noawait /usr/lib\n").is_plain
     assert not control("a", conffiles="remove-on-upgrade /etc/a\n").is_plain
@@ -160,9 +160,11 @@ def test_what_essential_packages_need_is_essential() -> None:
         control("other"),
         control("y", "Provides: x-or-y (= 1), z"),
         control("g++", "Depends: dpkg"),
+        control("apt", "Depends: gpgv"),
+        control("gpgv"),
     ]
     needed = [row.fields["Package"] for row in look.essential_packages(rows)]
-    assert needed == ["dpkg", "libc6", "loop", "tar", "other", "y"]
+    assert needed == ["dpkg", "libc6", "loop", "tar", "other", "y", "apt", "gpgv"]
 
 
 WHOLE = "         0          0 4294967295\n"
