@@ -32,6 +32,7 @@ LAST = {
     "init": "its report ends with it: a folder may have to be entered first",
     "report": "it ends with the files",
     "run": "its output is the command's",
+    "attest": "it ends with the signed statements",
     "audit": "it answers a question",
     "sbom": "it ends with the file",
     "config": "it answers a question",
