@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import click
 
-from imagefactory.cli.arguments import Command
+from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     ErrorRow,
@@ -178,8 +178,10 @@ class SifExportDocument(SifRow):
 
 @click.command(cls=Command)
 @targets_argument(required=True)
+@section("Where")
 @registry_option
 @click.option("--tag", "tags", multiple=True, metavar="NAME", help="Also set this tag.")
+@section("What")
 @click.option(
     "--format",
     "kind",
