@@ -48,7 +48,9 @@ def documents_match_their_schemas() -> Iterator[None]:
     print_document = output.print_json_document
 
     def check(text: str) -> None:
-        faults.extend(document_faults(json.loads(text)))
+        document = json.loads(text)
+        if not {"bomFormat", "spdxVersion"} & {*document}:  # a bill of materials has a schema of others
+            faults.extend(document_faults(document))
         print_document(text)
 
     with pytest.MonkeyPatch.context() as patch:
