@@ -128,6 +128,7 @@ PAGES = {
         "docs/projects",
         "benchmarks/README",
         "benchmarks/packages",
+        "benchmarks/startup",
         "CHANGELOG",
     ),
 }
