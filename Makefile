@@ -46,9 +46,9 @@ mutants: ## do the unit tests notice a changed product? 60 changes, a quarter of
 
 requirements: ## solve the project's own dependencies anew
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
-	    --no-strip-extras --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
+	    --extra all requirements/tools.in pyproject.toml --output-file requirements/build.txt
 	$(bin)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
-	    --no-strip-extras --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
+	    --extra dev requirements/tools.in pyproject.toml --output-file requirements/dev.txt
 	for framework in jax onnxruntime; do echo $$framework | $(bin)/uv pip compile --quiet --generate-hashes --no-header \
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/build/rattler.txt

@@ -59,8 +59,8 @@ wanted="$(cat "$requirements" pyproject.toml setup.sh | sha256sum) $requirements
 if [ ! -x .venv/bin/imagefactory ] || [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "setup: installing Python packages of $requirements into .venv" >&2
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
-        -r "$requirements" >&2
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+        --only-binary :all: -r "$requirements" >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
         --editable . >&2
     .venv/bin/imagefactory --version >&2
