@@ -153,7 +153,8 @@ class _OtherPlaces:
         lacking = [package for package in remaining if package not in usable]
         if not lacking:
             return ""
-        return f"{problem}\nand no registry has, signed by a key that you trust: {_describe(lacking)}"
+        # What a registry lacks, or has unsigned, is in its notes.
+        return f"{problem}\nand the registry lacks {_describe(lacking)}" if usable else problem
 
 
 def _describe(packages: Sequence[DebianPackage]) -> str:
