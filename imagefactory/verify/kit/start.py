@@ -314,7 +314,7 @@ class Docker:
         if self.kit.sif:
             raise Stop("this kit is for a .sif file, which docker cannot run: --runner apptainer", EXIT_USAGE)
         if shutil.which("docker", path=self.environ.get("PATH")) is None:
-            raise Stop("there is no docker here; --runner apptainer may do", EXIT_TOOL)
+            raise Stop("not installed", EXIT_TOOL)
         if "podman" in ask([self.name, "--version"], self.environ).lower():
             raise Stop("this docker is podman, which may ignore --gpus: use --runner podman", EXIT_TOOL)
         ask([self.name, "version", "--format", "{{.Server.Version}}"], self.environ)
@@ -389,7 +389,7 @@ class Podman(Docker):
         if self.kit.sif:
             raise Stop("this kit is for a .sif file, which podman cannot run: --runner apptainer", EXIT_USAGE)
         if shutil.which("podman", path=self.environ.get("PATH")) is None:
-            raise Stop("there is no podman here", EXIT_TOOL)
+            raise Stop("not installed", EXIT_TOOL)
         text = ask(["podman", "--version"], self.environ)
         if tuple(int(part) for part in re.findall("[0-9]+", text)[:2]) < (4, 1):
             raise Stop(f"{clean(text)} gives no GPUs to containers: 4.1 or newer is needed", EXIT_TOOL)
@@ -429,7 +429,7 @@ class Apptainer:
         program = next((name for name in ("apptainer", "singularity") if shutil.which(name, path=path)), "")
         output = ask([program, "--version"], self.environ) if program else ""
         if "apptainer version" not in output:
-            raise Stop("there is no apptainer here", EXIT_TOOL)
+            raise Stop("not installed (a kit needs docker, podman 4.1 or apptainer)", EXIT_TOOL)
         self.program, self.version = program, output.split()[-1]
 
     def fetch(self, named: str, work: Path) -> str:
