@@ -19,6 +19,8 @@ from imagefactory.suite import table
 SUITE_DIRECTORY = Path(suite.__file__).parent
 INSIDE = "/imagefactory"
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = f"{INSIDE}/suite", f"{INSIDE}/expect", f"{INSIDE}/report"
+EARLIER_SUITES = ("sha256:ff585f1efcc515e5bde48321836d824624f6e69da9313b0c335ba2b7b73a028e",)
+"""Suites that make the same checks of one GPU as this one, so their verdicts count too."""
 EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
 
 
