@@ -1015,9 +1015,11 @@ def predict_inspected(
         reason = f"what {makers} of {inspected.package} compiles at run time is not known"
         return replace(worst, answer=Compatibility.UNKNOWN, reason=reason), answers
     itself = "" if own else f"{inspected.package} has no GPU code itself; "
+    if not worst.reason.startswith(first.package):
+        itself += f"{first.package}: "
     prediction = replace(
         worst,
-        reason=f"{itself}{first.package}: {worst.reason}",
+        reason=f"{itself}{worst.reason}",
         libraries=whole.libraries,
         warnings=tuple(dict.fromkeys((*warnings, *worst.warnings, *whole.warnings))),
     )

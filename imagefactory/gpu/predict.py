@@ -7,7 +7,7 @@ or downloaded later. Only a run shows whether results are right. A prediction is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.gpu.amd import amd_capabilities, amd_targets, predict_amd
@@ -65,6 +65,7 @@ FAMILIES = {
     Capability(12, 1): frozenset({Capability(12, 1)}),
 }
 """The capabilities that run code with the suffix `f`, by the architecture of the code."""
+_FEW = 100  # one of so many modules without code is a special case of a function
 _MOST = 10  # times as many: a build for one major, with code from elsewhere linked in
 _RENAMED = {Capability(10, 1): Capability(11, 0)}
 
@@ -652,13 +653,13 @@ def _answer(
         if part.role in (LibraryRole.ON_DEMAND, LibraryRole.OTHER)
         and (part.library.damage or part.reach.reach in (SupportLevel.NONE, SupportLevel.PARTIAL))
     ]
+    special = [part for part in lacking if _for_others(part)]
+    lacking = [part for part in lacking if part not in special]
     if lacking:
         role_text = _join(dict.fromkeys(part.what or _package(part.library.path) for part in lacking))
-        return (
-            Compatibility.PARTLY,
-            f"{subject} runs on {capability}, all but {role_text}: {_lacking(lacking)}",
-        )
-    return _full(gates, capability)
+        but = ", but" if role_text == framework.name else f", all but {role_text}:"
+        return Compatibility.PARTLY, f"{subject} runs on {capability}{but} {_lacking(lacking)}"
+    return _full(gates, capability, special)
 
 
 def _alone(library: GpuLibrary, framework: Framework, capability: Capability) -> str:
@@ -677,7 +678,31 @@ def _alone(library: GpuLibrary, framework: Framework, capability: Capability) ->
     return ""
 
 
-def _full(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
+def _for_others(part: _LibraryPrediction) -> bool:
+    """Return whether a library is only for other GPUs, so that nothing is missing without it.
+
+    All its code has a suffix (`sm_90a`): it was written for these GPUs alone, beside code for all. Source:
+    NVIDIA, CUDA Programming Guide, architecture-specific features; measured in FlashMLA of vllm 0.13.0 and
+    CUTLASS of torchao 0.14.0.
+    """
+    codes = [code for code in _codes(part.library) if code.kind is not CodeKind.LTO]
+    return not part.library.damage and bool(codes) and all(code.suffix for code in codes)
+
+
+def _full(
+    gates: list[_LibraryPrediction], capability: Capability, special: Sequence[_LibraryPrediction] = ()
+) -> tuple[Compatibility, str]:
+    answer, reason = _full_reason(gates, capability)
+    if special:
+        names = _join(dict.fromkeys(_name(part.library.path) for part in special))
+        targets = _join(
+            sorted({str(code).partition("/")[0] for part in special for code in _codes(part.library)})
+        )
+        reason += f"; without {names}, only for {targets}"
+    return answer, reason
+
+
+def _full_reason(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
     compiled = [part for part in gates if part.reach.reach is SupportLevel.PTX]
     if compiled:
         gate = max(compiled, key=lambda part: numbers(part.reach.isa))
@@ -705,15 +730,21 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
         return Compatibility.NO, _no_code(parts[0], capability)
     whole = [part for part in parts if role_of(part.library.path, None)[0] is not LibraryRole.REPORT]
     # A library for single GPUs (`sm_90a` alone) is an extra, as such modules are in a library (R9).
-    plain = [part for part in whole if any(code.suffix != "a" for code in _codes(part.library))]
+    plain = [part for part in whole if not _for_others(part)]
     largest = max(plain or whole, key=lambda part: _total(part.reach), default=None)
     if largest and largest.reach.without * 2 > _total(largest.reach):
         return Compatibility.NO, _some_code(largest, str(capability))
-    missing = [part for part in whole if part.reach.reach is SupportLevel.PARTIAL]
+    missing = [
+        part
+        for part in whole
+        if part.reach.reach is SupportLevel.PARTIAL and part.reach.without * _FEW > _total(part.reach)
+    ]
+    special = [part for part in lacking if _for_others(part)] if plain else []
+    lacking = [part for part in lacking if part not in special]
     if lacking or missing:
         count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "
         return Compatibility.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])
-    return _full(parts, capability)
+    return _full([part for part in parts if part not in special], capability, special)
 
 
 def _run_time_code(contents: ScanResult, framework: Framework, capability: Capability) -> RunTimeCode | None:

@@ -671,6 +671,9 @@ def test_a_driver_that_cannot_be_judged_is_said() -> None:
         (library("nvidia/cudnn/lib/libcudnn_ops.so.9", "3 sm_80 sm_90"), Compatibility.YES, ""),
         (library("opt/lib/libcublasLt.so.12", "3 sm_80"), Compatibility.YES, ""),
         (library("lib/libcudadevrt.a", "3 sm_80"), Compatibility.YES, ""),
+        (library("flash_mla/_C.so", "3 sm_90a", "2 sm_100f"), Compatibility.YES,
+         "; without _C.so, only for sm_100f, sm_90a"),
+        (library("flash_mla/_C.so", "3 sm_90a", "1 sm_80"), Compatibility.PARTLY, "all but flash_mla: _C.so"),
         (library("bitsandbytes/librocm.so", "3 gfx90a"), Compatibility.YES, ""),
         (library("torchvision/_D.so", "3 sm_70 sm_80", damage="at 0x40: cut"), Compatibility.PARTLY,
         "is damaged"),
@@ -693,6 +696,22 @@ def test_a_damaged_library_gives_no_answer() -> None:
     one = ask(place, "8.0")
     assert one.answer is Compatibility.UNKNOWN
     assert one.reason == "libtorch_cuda.so is damaged: at 0x1a40: cut short"
+
+
+def test_one_module_in_a_hundred_is_a_special_case() -> None:
+    few = contents(library("a.so", "342 sm_70 sm_75", "1 sm_70 sm_80"))
+    assert ask(few, "7.5").answer is Compatibility.YES
+    more = contents(library("a.so", "90 sm_70 sm_80", "1 sm_80 sm_90"))
+    assert ask(more, "7.0").answer is Compatibility.PARTLY
+
+
+def test_without_a_framework_a_library_for_other_gpus_is_not_missed() -> None:
+    plain, special = library("a.so", "2 sm_70 sm_80"), library("b.so", "3 sm_90a")
+    both = ask(contents(plain, special), "8.0")
+    assert both.answer is Compatibility.YES
+    assert both.reason.endswith("; without b.so, only for sm_90a")
+    assert ask(contents(special), "8.0").answer is Compatibility.NO
+    assert ask(contents(plain, special), "9.0").answer is Compatibility.NO
 
 
 def test_without_a_framework_every_library_counts() -> None:
