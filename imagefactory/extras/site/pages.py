@@ -205,7 +205,7 @@ class GpuRow:
     why: str
 
 
-class Site(Mapping[str, str]):
+class ReportFiles(Mapping[str, str]):
     """The text of each file by its name, formatted when it is read."""
 
     def __init__(self, files: Mapping[str, Callable[[], str]]) -> None:
@@ -221,9 +221,9 @@ class Site(Mapping[str, str]):
         return len(self._files)
 
 
-def make_site(report: ReportContents) -> Site:
+def make_site(report: ReportContents) -> ReportFiles:
     """Return the files of a report."""
-    return Site(dict(_pages(report)))
+    return ReportFiles(dict(_pages(report)))
 
 
 def _pages(report: ReportContents) -> Iterator[tuple[str, Callable[[], str]]]:
