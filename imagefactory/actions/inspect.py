@@ -45,7 +45,6 @@ from imagefactory.errors import (
     redact,
 )
 from imagefactory.fs import add_checksum, check_checksum, replacing
-from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.drivers import older
 from imagefactory.gpu.frameworks import (
@@ -62,7 +61,7 @@ from imagefactory.gpu.knowledge import families, scanned, scanned_release
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
-from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
+from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult, platform_of
 from imagefactory.http import HttpError, HttpSession, local_path
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.no_wheel import NoWheelError
