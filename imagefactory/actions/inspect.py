@@ -256,7 +256,7 @@ def _scan_stored(access: Access, image: Image, progress: Progress) -> InspectRes
     layout = access.layout
     with layout.in_use(progress):
         cache = layout_scan_cache(layout, access.settings.worker_count)
-        contents = scan_image(image.name, image.layers, cache, progress)
+        contents = scan_image(image.name, image.layers, cache, progress, environment=image.environment)
     how = f"scan of the image in {layout.path}"
     return InspectResult(contents=contents, how=how, digest=image.digest, platform=image.architecture)
 
@@ -271,7 +271,8 @@ def _inspect_registry(access: Access, reference: ImageReference, progress: Progr
             read=lambda layer: repo.store.read(repo.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
-        contents = scan_image(str(reference), image.layers, cache, progress)
+        variables = image.config.environment
+        contents = scan_image(str(reference), image.layers, cache, progress, environment=variables)
     how, platform = f"scan of the image in {repo}", image.config.architecture
     return InspectResult(contents=contents, how=how, digest=image.digest, platform=platform)
 
