@@ -8,9 +8,8 @@ from typing import Literal, TypedDict
 
 from imagefactory.actions.centers import CenterImages, JoinedCenter
 from imagefactory.actions.find import FindCandidate, FindMatch, FindResult, GpuMatch
-from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
-from imagefactory.gpu.values import ClaimBasis
+from imagefactory.gpu.values import ClaimBasis, platform_of
 from imagefactory.jobs.offer import ImageEvidence, expected_grounds, free_when, verified_evidence
 from imagefactory.progress import format_bytes
 from imagefactory.schedulers.sizes import format_size
