@@ -214,6 +214,7 @@ class DockerRunner:
     ) -> None:
         self.layout, self.daemon = layout, daemon
         self.progress, self.devices = progress, tuple(devices)
+        self._running: set[str] = set()
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         if isinstance(image, Image):
@@ -248,6 +249,7 @@ class DockerRunner:
     @contextlib.contextmanager
     def _container(self, image: str, spec: RunSpec) -> Iterator[Container]:
         name = f"imagefactory-{secrets.token_hex(8)}"  # ours, as a signal may come before the daemon's answer
+        self._running.add(name)
         try:
             with self.daemon.speaking():
                 import docker
@@ -266,8 +268,16 @@ class DockerRunner:
                     raise explain(str(error.explanation or error)) from error
             yield container
         finally:
-            with contextlib.suppress(ToolError), self.daemon.speaking():
-                self.daemon.client.api.remove_container(name, force=True, v=True)
+            self._running.discard(name)
+            self._remove(name)
+
+    def stop(self) -> None:
+        for name in tuple(self._running):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(ToolError), self.daemon.speaking():
+            self.daemon.client.api.remove_container(name, force=True, v=True)
 
     def _captured(self, container: Container, spec: RunSpec) -> CommandResult:
         import docker

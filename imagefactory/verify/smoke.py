@@ -182,10 +182,7 @@ def _record_of(trial: SmokeTest, records: Path, suite: str) -> Path:
 def _run_all(
     trial: SmokeTest, directory: Path, request: Mapping[str, Any], runner: Runner, progress: Progress
 ) -> SmokeOutcome:
-    """Run the suite as root and, if the recipe requires it, as an ordinary user at the same time.
-
-    An interruption during the first run is raised when the second one has ended.
-    """
+    """Run the suite as root and, if the recipe requires it, as an ordinary user at the same time."""
     required = request["checks"]
     plain = tuple(name for name in required if name != "unprivileged")
     outcome = SmokeOutcome(checks=(), failure=None)
@@ -199,13 +196,16 @@ def _run_all(
             checks = table.unprivileged_checks(framework, required)
             run = partial(_run, trial, directory, request, runner, checks=checks)
             second = pool.submit(run, uid=table.UNPRIVILEGED_UID)
-        if plain:
-            outcome = _run(trial, directory, request, runner, checks=plain, uid=0)
-            task.advance(len(plain))
-        if second is None:
-            return outcome
-        outcome = merge(outcome, second.result())
-        task.advance(1)
+        try:
+            if plain:
+                outcome = _run(trial, directory, request, runner, checks=plain, uid=0)
+                task.advance(len(plain))
+            if second:
+                outcome = merge(outcome, second.result())
+                task.advance(1)
+        except BaseException:
+            runner.stop()
+            raise
     return outcome
 
 

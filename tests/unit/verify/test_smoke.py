@@ -520,3 +520,20 @@ def test_a_report_shown(tmp_path: Path) -> None:
     assert (
         smoke.format_table(failed)[-1] == "CPU-level smoke test: failed (load-failed); on a GPU: not-tested"
     )
+
+
+def test_an_interruption_stops_the_second_run(tmp_path: Path) -> None:
+    stopped = threading.Event()
+
+    class Interrupted(ScriptedRunner):
+        def run(self, image: Image, spec: RunSpec) -> CommandResult:
+            if spec.uid == 0:
+                raise KeyboardInterrupt
+            assert stopped.wait(60)
+            return super().run(image, spec)
+
+        def stop(self) -> None:
+            stopped.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), Interrupted(write=lambda *_: None), tmp_path)
