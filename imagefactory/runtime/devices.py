@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagefactory.errors import ToolError
+from imagefactory.runtime.hardware import read_driver
 
 NODES = "class/kfd/kfd/topology/nodes"
 """The directory of the kernel's AMD devices, below /sys."""
@@ -138,12 +139,6 @@ def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...
     return tuple(sorted(libraries.items()))
 
 
-def parse_driver_version(text: str) -> str:
-    """Return the version in /proc/driver/nvidia/version, of the closed or open kernel module, "" if none."""
-    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
 def find_device_nodes(dev: Path) -> tuple[Path, ...]:
     """Return the NVIDIA nodes below `dev`: GPUs, nvidiactl, nvidia-uvm, and the directory nvidia-caps."""
     return tuple(sorted(path for path in dev.glob("nvidia*") if path.is_char_device() or path.is_dir()))
@@ -194,7 +189,6 @@ def find_gpus(
             hint="install the libraries of the NVIDIA driver (Debian: libcuda1) and run ldconfig",
         )
     files = {path.resolve() for _, path in cached}
-    version = proc / "driver/nvidia/version"
     return GpuDevices(
         devices=(*map(str, nodes), *(amd.devices if amd else ())),
         libraries=tuple(sorted(map(str, files))),
@@ -208,7 +202,7 @@ def find_gpus(
                 )
             )
         ),
-        driver=parse_driver_version(version.read_text()) if version.is_file() else "",
+        driver=read_driver(str(proc)),
     )
 
 

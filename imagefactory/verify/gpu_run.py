@@ -22,11 +22,7 @@ from imagefactory.gpu.predict import generic_modules, predict, runs
 from imagefactory.gpu.values import Compatibility, GpuLibrary, ScanResult, SupportLevel
 from imagefactory.model import BuildSpec, Outcome, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
-from imagefactory.runtime.protocol import Runner
-from imagefactory.suite import table as frameworks
-from imagefactory.suite.gpu import table
-from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.kit.hardware import (
+from imagefactory.runtime.hardware import (
     PCI_ORDER,
     SeenGpu,
     choose,
@@ -36,6 +32,10 @@ from imagefactory.verify.kit.hardware import (
     read_visible,
     visible_value,
 )
+from imagefactory.runtime.protocol import Runner
+from imagefactory.suite import table as frameworks
+from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.outcome import (
     GpuRun,
     InvalidReportError,

@@ -287,7 +287,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
 def test_one_that_is_told_to_end_leaves_nothing_behind(bench: Bench) -> None:
     docker(bench, {"says": ["started"], "sleeps": 600})
     program = (
-        "import json, sys; from pathlib import Path; from imagefactory.verify.kit.hardware import Places; "
+        "import json, sys; from pathlib import Path; from imagefactory.runtime.hardware import Places; "
         "from imagefactory.verify.kit.program import main; "
         "sys.exit(main([], json.loads(sys.argv[1]), Path(sys.argv[2]), Places(*json.loads(sys.argv[3]))))"
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.oci.manifests import Descriptor, Image, OciLayer
+from imagefactory.runtime.hardware import Places
 from imagefactory.suite.gpu import table
-from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.kit.program import main
 from imagefactory.verify.kits import KitRequest, make_kit
 from imagefactory.verify.nonces import IssuedNonce, NonceStore, format_nonce

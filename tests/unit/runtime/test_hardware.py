@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.verify.kit import hardware
-from imagefactory.verify.kit.hardware import (
+from imagefactory.runtime.hardware import (
     LostGpu,
     NoGpu,
     Places,
@@ -20,6 +19,7 @@ from imagefactory.verify.kit.hardware import (
     read_hardware,
     read_visible,
 )
+from imagefactory.verify import kit
 from tests.services.gpu_host import UUID, Told, make_host
 
 MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
@@ -207,7 +207,7 @@ def test_the_file_works_alone(tmp_path: Path) -> None:
         "import sys, json; sys.path.insert(0, sys.argv[1]); import hardware; "
         "print(json.dumps(hardware.read_hardware(hardware.Places(*json.loads(sys.argv[2])))))"
     )
-    folder = str(Path(hardware.__file__).parent)
+    folder = str(Path(kit.__file__).parent)
     argv = [sys.executable, "-I", "-S", "-c", program, folder, json.dumps(places)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["gpus"][0]["uuid"] == UUID
