@@ -1,10 +1,13 @@
 """The NVIDIA GPUs of a host, from three sources that must agree: NVML, /proc of the driver, and device nodes.
 
-It uses only the standard library of Python 3.9, because every kit contains this file (verify/kit has a link to it). imagefactory uses it
-for its own machine too. No result is cached. The environment affects only where libnvidia-ml.so.1 is found.
+It also reads which GPUs a user or a batch system selects, and the CDI specifications by which Docker and
+Podman find them. It uses only the standard library of Python 3.9, because every kit contains this file:
+verify/kit has a link. No result is cached. The environment affects only where libnvidia-ml.so.1 is found.
 
 Sources: NVML API reference (functions, buffer sizes, return codes); the driver's README, "Using the /proc
-file system interface"; proc_devices(5); CUDA C++ Programming Guide, "CUDA Environment Variables".
+file system interface"; proc_devices(5); CUDA C++ Programming Guide, "CUDA Environment Variables"; CDI
+specification 0.5 and nvidia-container-toolkit, pkg/nvcdi/namer.go (names of devices: index, UUID, or both
+since 1.15).
 """
 
 from __future__ import annotations
@@ -125,15 +128,21 @@ def parse_major(text: str) -> int:
 
 def find_known(places: Places) -> list[str]:
     """Return the sorted UUIDs that the kernel module lists. An unknown UUID is `GPU-????...`."""
-    uuids = set()
+    return sorted(find_gpu_nodes(places))
+
+
+def find_gpu_nodes(places: Places = MACHINE) -> dict[str, str]:
+    """Return the devices of the GPUs that the kernel module lists, by UUID. NVML may count differently."""
+    nodes = {}
     for path in Path(places.proc, "driver/nvidia/gpus").glob("*/information"):
         try:
             facts = parse_information(_read(path))
         except OSError:
             continue
         if UUID.fullmatch(facts.get("GPU UUID", "")):
-            uuids.add(facts["GPU UUID"])
-    return sorted(uuids)
+            minor = facts.get("Device Minor", "")
+            nodes[facts["GPU UUID"]] = f"/dev/nvidia{minor}" if minor.isdecimal() else ""
+    return nodes
 
 
 def find_nodes(places: Places) -> list[str]:
@@ -325,6 +334,12 @@ def names_lost(text: str, uuids: Sequence[str], known: Sequence[str], notes: Map
     return bool(lost and first.startswith("GPU-") and others)
 
 
+def _by_index(uuids: Sequence[str], notes: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs in NVML's order, "" for an unusable GPU."""
+    lost, rest = lost_gpus(notes), iter(uuids)
+    return ["" if index in lost else next(rest, "") for index in range(len(uuids) + len(lost))]
+
+
 class SeenGpu(NamedTuple):
     """An entry of CUDA_VISIBLE_DEVICES, and the UUID of its whole GPU.
 
@@ -345,8 +360,7 @@ def read_visible(
     entry, or a prefix of two UUIDs, makes the list empty. All entries have the format of the first one. Of
     several MIG slices, a program sees only the first.
     """
-    lost, rest = lost_gpus(notes), iter(uuids)
-    by_index = ["" if index in lost else next(rest, "") for index in range(len(uuids) + len(lost))]
+    by_index = _by_index(uuids, notes)
     names = {uuid: uuid for uuid in uuids}
     names.update({name: uuid for name, uuid in notes.items() if name.startswith("MIG-")})
     gpus: list[SeenGpu] = []
@@ -384,3 +398,122 @@ def visible_value(gpus: Sequence[SeenGpu], notes: Mapping[str, str], *, pci: boo
 
 def _form(entry: str) -> str:
     return "index" if entry.isdigit() else entry[:4]
+
+
+# --- The GPUs that a user selects
+
+
+ALL = "all"
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+CDI_KIND = "nvidia.com/gpu"
+MAKE_CDI = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+LARGEST_SPEC = 1 << 22
+_NUMBER = re.compile("[0-9]{1,4}")
+# In JSON and YAML. Hooks have `hookName`.
+_KIND = re.compile(r"""(?<![A-Za-z])kind["']?[ ]*:[ ]*["']?nvidia\.com/gpu["'\s,}]""")
+_NAME = re.compile(r"""(?<![A-Za-z])name["']?[ ]*:[ ]*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""")
+_DRIVER = re.compile(r"libcuda\.so\.([0-9]+\.[0-9]+(?:\.[0-9]+)?)")
+
+
+class SelectionError(Exception):
+    """A value of --gpus has a GPU that cannot be used. `hint` names those that can."""
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+class SelectedGpu(NamedTuple):
+    """A GPU or a MIG slice, by the UUID that CUDA_VISIBLE_DEVICES takes.
+
+    `number` is NVML's index of the whole GPU, `node` its device (`/dev/nvidia1`), empty if unknown.
+    """
+
+    number: int
+    uuid: str
+    node: str
+
+
+def select(
+    text: str,
+    uuids: Sequence[str],
+    notes: Mapping[str, str],
+    nodes: Mapping[str, str],
+    *,
+    one_slice: bool = False,
+) -> list[SelectedGpu]:
+    """Return the GPUs of a value of --gpus, in its order: indices of NVML, UUIDs of GPUs or MIG slices.
+
+    `uuids` are the usable GPUs of NVML, `nodes` the devices by UUID. Nothing is skipped. Raises
+    SelectionError, with `one_slice` also for several MIG slices: a program of CUDA sees only the first.
+    """
+    by_index, lost = _by_index(uuids, notes), lost_gpus(notes)
+    slices = {name: uuid for name, uuid in notes.items() if name.startswith("MIG-")}
+    gpus: list[SelectedGpu] = []
+    for entry in (part.strip() for part in text.split(",")):
+        number = int(entry) if _NUMBER.fullmatch(entry) else -1
+        uuid = by_index[number] if 0 <= number < len(by_index) else entry
+        whole = slices.get(uuid, uuid)
+        problem = ""
+        if number in lost:
+            problem = f"GPU {number} cannot be used: {lost[number]}"
+        elif whole not in uuids:
+            problem = f"this machine has no GPU {entry[:80]!a}"
+        elif uuid in slices.values():
+            problem = f"GPU {entry} is divided into MIG slices, and programs use a slice"
+        elif uuid in [gpu.uuid for gpu in gpus]:
+            problem = f"GPU {entry} is selected twice"
+        if problem:
+            whole_gpus = [
+                f"{index} ({name})"
+                for index, name in enumerate(by_index)
+                if name and name not in slices.values()
+            ]
+            parts = [f"{name} (of GPU {by_index.index(parent)})" for name, parent in slices.items()]
+            raise SelectionError(problem, f"select from {', '.join([*whole_gpus, *parts])}, or all")
+        gpus.append(SelectedGpu(by_index.index(whole), uuid, nodes.get(whole, "")))
+    if one_slice and len(gpus) > 1 and any(gpu.uuid in slices for gpu in gpus):
+        raise SelectionError("the suite uses one MIG slice: CUDA programs see only the first", "pass one")
+    return gpus
+
+
+class CdiDevices(NamedTuple):
+    """The names of GPUs in CDI specifications (`0`, `GPU-...`, `all`), and the drivers that these are for."""
+
+    names: Sequence[str]
+    drivers: Sequence[str]
+
+
+def read_cdi(folders: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
+    """Return the NVIDIA GPUs that the specifications in these directories describe."""
+    names, drivers = set(), set()
+    for path in sorted(path for folder in folders for path in Path(folder).glob("*")):
+        if path.suffix in (".json", ".yaml", ".yml") and path.is_file():
+            try:
+                text = _read(path, LARGEST_SPEC)
+            except OSError:  # unreadable for the engine too, if it runs as this user
+                continue
+            if _KIND.search(text):
+                names.update(_NAME.findall(text))
+                drivers.update(_DRIVER.findall(text))
+    return CdiDevices(sorted(names), sorted(drivers))
+
+
+def cdi_names(gpus: Sequence[Sequence[Any]], devices: CdiDevices) -> list[str]:
+    """Return the names of GPUs for `--device`. `gpus` are like SelectedGpu, none for all.
+
+    A UUID comes first: a job that sees a part of the GPUs counts from 0, the specification counts all.
+    """
+    names = []
+    for index, uuid, _ in gpus:
+        by_index = uuid not in devices.names and uuid.startswith("GPU-")
+        names.append(f"{CDI_KIND}={index if by_index else uuid}")
+    return names or [f"{CDI_KIND}={ALL}"]
+
+
+def outdated_cdi(devices: CdiDevices, driver: str) -> str:
+    """Return the problem if the specifications are for other drivers than the loaded one, "" if not."""
+    if not driver or not devices.drivers or driver in devices.drivers:
+        return ""
+    drivers = ", ".join(devices.drivers)
+    return f"the CDI specification of the GPUs is for driver {drivers}, and the loaded one is {driver}"

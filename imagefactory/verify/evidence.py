@@ -1,6 +1,6 @@
 """Read the identity of GPUs on the host, outside of any image: on this machine, or in a kit.
 
-runtime/hardware.py reads NVIDIA GPUs, with the standard library alone, because kits contain it. Here its result becomes a frozen value.
+runtime/hardware.py reads NVIDIA GPUs, because kits contain it. Here its result becomes a frozen value.
 """
 
 from __future__ import annotations

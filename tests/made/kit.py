@@ -170,6 +170,7 @@ def docker(bench: Bench, run: dict[str, Any], **changes: Any) -> None:
         {
             "docker --version": {"says": ["Docker version 26.1.5, build a72d7cd"]},
             "docker version .*": {"says": ["26.1.5"]},
+            "docker info .*json .*": {"says": ["{}"]},
             "docker image inspect .*": {"says": [json.dumps(inspected(**changes))]},
             "docker rm .*": {},
             "docker run .*": run,

@@ -42,6 +42,7 @@ from imagefactory.runtime.unshare import (
     plan,
 )
 from tests.made.deep import MakeDeep
+from tests.made.errors import fails
 from tests.made.layer_store import LayerStore, file, make_tar
 
 ALL = (1 << 41) - 1
@@ -404,6 +405,22 @@ def test_linker_cache_of_the_architecture_alone() -> None:
         == "/lib/libcuda.so.1"
     )
     assert parse_linker_cache(CACHE.format(root=""), machine="aarch64") == ()
+
+
+def test_only_selected_gpus_are_bound() -> None:
+    devices = ("/dev/nvidia-caps", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia10", "/dev/nvidiactl")
+    gpus = replace(GPUS, devices=devices)
+    spec = RunSpec(argv=("true",), gpus=True, selected_gpus=((0, "GPU-a", "/dev/nvidia1"),))
+    driver = decided(spec, gpus=gpus).driver
+    assert driver is not None
+    assert driver["devices"] == ("/dev/nvidia-caps", "/dev/nvidia1", "/dev/nvidiactl")
+    for node in ("/dev/nvidia7", ""):
+        with fails("gpu-device-missing"):
+            decided(replace(spec, selected_gpus=((0, "GPU-a", node),)), gpus=gpus)
+    amd = replace(GPUS, devices=("/dev/kfd", "/dev/dri"), libraries=())
+    driver = decided(replace(spec, selected_gpus=((0, "GPU-a", ""),)), gpus=amd).driver
+    assert driver is not None
+    assert driver["devices"] == amd.devices  # ROCR_VISIBLE_DEVICES selects
 
 
 def printing(script: str) -> SandboxProcess:
