@@ -20,7 +20,6 @@ from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.runtime.emulator import emulation
-from imagefactory.runtime.hardware import ALL, SelectedGpu
 from imagefactory.runtime.sandbox.root import mounts_below
 from imagefactory.settings.choices import ENGINES, RUNNERS
 from imagefactory.trust.catalog import CatalogImage
@@ -97,21 +96,6 @@ def fitting_runner(access: Access, artifact: Image | SifArtifact, runner: str) -
     """Return the requested runner, else the one of the setting, else a suitable one."""
     fits = ENGINES[access.settings.engine.value].runner if isinstance(artifact, Image) else "apptainer"
     return runner or access.settings.runner.value or fits
-
-
-def select_run_gpus(text: str) -> tuple[tuple[SelectedGpu, ...], dict[str, str]]:
-    """Return the GPUs of --gpus, and the variable that selects them in an image. None of both for `all`.
-
-    Raises NoGpuError without a GPU, UsageError for a GPU that is not usable.
-    """
-    if text == ALL:
-        return (), {}
-    from imagefactory.verify.evidence import LocalEvidence
-    from imagefactory.verify.gpu_run import select_gpus, selected_environment
-
-    hardware = LocalEvidence().read()
-    selected = select_gpus(text, hardware)
-    return selected, selected_environment(selected, hardware)
 
 
 def run_artifact(

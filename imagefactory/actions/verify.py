@@ -33,8 +33,8 @@ from imagefactory.actions.verdicts import (
 )
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.values import rocm_of
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.sif import stored_sifs
@@ -218,6 +218,16 @@ def verify_image(
         )
         with progress.stage(f"{target.name}: GPU suite ({options.level}), by {name}"):
             return verify_gpu(trial, runner, bench.clock, scratch=scratch_directory(access, name))
+
+
+def select_run_gpus(text: str) -> tuple[tuple[SelectedGpu, ...], dict[str, str]]:
+    """Return the GPUs of `run --gpus`, none for `all`, and the variable that selects them in an image.
+
+    Raises NoGpuError without a GPU, UsageError for a GPU that is not usable.
+    """
+    hardware = LocalEvidence().read()
+    selected = select_gpus(text, hardware)
+    return selected, selected_environment(selected, hardware)
 
 
 def request_gpus(

@@ -175,7 +175,6 @@ def prepare_run(
         find_built,
         mounted_directory,
         own_start,
-        select_run_gpus,
     )
     from imagefactory.model import RunSpec
     from imagefactory.project import uses_catalog
@@ -183,7 +182,12 @@ def prepare_run(
 
     call: CommandContext = ctx.obj
     access, runner = call.access, options.runner or ""
-    selected, selecting = select_run_gpus(gpus) if gpus else ((), {})
+    selected: tuple[tuple[int, str, str], ...] = ()
+    selecting: dict[str, str] = {}
+    if gpus not in ("", "all"):
+        from imagefactory.actions.verify import select_run_gpus
+
+        selected, selecting = select_run_gpus(gpus)
     of_center = uses_catalog(call.settings) and names_center(name, call.settings)
     artifact, target = None if of_center else find_stored(access, name), None
     offered: Sequence[VerificationResult] = ()
