@@ -60,8 +60,7 @@ from imagefactory.extras.lint.image import (
     unverified,
 )
 from imagefactory.extras.lint.reach import JobReachability
-from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import mig_profile
+from imagefactory.gpu.values import mig_profile, rocm_of
 from imagefactory.jobs.offer import ImageEvidence
 from imagefactory.recipes.shell_words import RunWord
 from imagefactory.schedulers.pool import PoolGpu
