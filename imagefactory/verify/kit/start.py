@@ -568,8 +568,11 @@ class Pyxis:
         shutil.rmtree(cache, ignore_errors=True)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
-        """Run a step of the job in the image. Raises Stop if it was not started."""
+    def run(self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu]) -> EndedProcess:
+        """Run a step of the job in the image. Raises Stop if it was not started.
+
+        The step has the devices of the job, of which `visible` selects.
+        """
         if re.search("[:,]", str(work)):
             raise Stop(f"pyxis cannot mount {work}: move the kit to a path without ':' and ','", EXIT_USAGE)
         environ = {name: value for name, value in self.environ.items() if name != "TMPDIR"}
