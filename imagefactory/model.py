@@ -132,7 +132,7 @@ class EnvironmentValues:
 class Target(EnvironmentValues):
     """One image to build: `pytorch-2.3-cu121`.
 
-    `cuda` is `12.1`, `12` if the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD
+    `cuda` is `12.1`, `12` if the framework binds only the major version, `rocm7` (gpu/values.py) for AMD
     GPUs, or NO_CUDA. `requirements` are like `constraints`, the framework's own first. `virtual` are sorted
     virtual packages of conda (`("__cuda", "12.1"), ("__glibc", "2.36")`). A `pypi` target has channels only
     if its base has no fitting Python, which then comes from conda.

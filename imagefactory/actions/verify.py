@@ -33,8 +33,8 @@ from imagefactory.actions.verdicts import (
 )
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.values import rocm_of
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.sif import stored_sifs

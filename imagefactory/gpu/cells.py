@@ -33,7 +33,6 @@ from dataclasses import dataclass, field, replace
 
 from imagefactory.gpu import knowledge
 from imagefactory.gpu.amd import amd_runs
-from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import Capability, GpuCode
 from imagefactory.gpu.drivers import gpu_floor, gpu_refusal, older
 from imagefactory.gpu.frameworks import LibraryRole, cpu_only, cuda_of, find_framework, role_of
@@ -58,6 +57,8 @@ from imagefactory.gpu.values import (
     Prediction,
     ScanResult,
     SupportLevel,
+    platform_of,
+    rocm_of,
 )
 from imagefactory.model import Lock, LockedCondaPackage, Target
 from imagefactory.versions import natural

@@ -11,12 +11,11 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 
-from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.capability import Capability, CodeKind, parse_capability
 from imagefactory.gpu.knowledge.packages import offered
 from imagefactory.gpu.knowledge.tables import read_table
 from imagefactory.gpu.knowledge.toolkits import ptx_cuda
-from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ScanResult
+from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ScanResult, built_for
 from imagefactory.versions import natural
 
 

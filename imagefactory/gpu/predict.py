@@ -19,8 +19,8 @@ from imagefactory.gpu.drivers import (
     gpu_refusal,
     minimum_driver,
     older,
-    parse_driver,
 )
+from imagefactory.gpu.forward import ForwardNote, is_consumer, serves_driver
 from imagefactory.gpu.frameworks import (
     Framework,
     LibraryRole,
@@ -37,6 +37,7 @@ from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.knowledge.toolkits import (
     RunTimeCompiler,
     find_compiler,
+    forward_names,
     native_driver,
     toolkits_for,
 )
@@ -339,11 +340,14 @@ def _other_toolkit(row: RunTimeCompiler, capability: Capability, cuda: str) -> s
 
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
-_GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
 # Capabilities of data-center GPUs (V100, A100, H100, B200, B300), besides a few 7.0 workstations.
 _DATA_CENTER = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 DRIVER_FACT, OWN = "driver", "of the image itself"
 """The name of the fact about a driver library, and its value for a library that is part of the image."""
+SEARCH = "LD_LIBRARY_PATH"
+"""The key of the driver fact with the library search path that an image sets."""
+COMPAT_DIRECTORY = re.compile(r"(?:^|/)(?:cuda[-_])?compat(?:[-_/]|$)")
+"""In the paths of NVIDIA's packages for forward compatibility."""
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
 __all__ = ["INTEGRATED", "optional", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
@@ -368,7 +372,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
     if not capability.processor:
         bare = _forward(bare, contents, driver, gpu) or (with_driver(bare, driver) if driver else bare)
-        bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver)))
+        bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver, gpu)))
     fault = worst_answer(faults)
     if fault is None or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return bare
@@ -384,7 +388,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
     )
 
 
-def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Iterable[str]:
+def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Iterable[str]:
     """Yield warnings about libraries of the driver, if the code would run."""
     libraries = dict(_own_libraries(contents))
     if libraries:
@@ -394,6 +398,11 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
             f"driver {_join(dict.fromkeys(libraries.values()))} works with that"
             f"{', not ' + driver if wrong else ''}; remove it from the image"
         )
+    if not driver and bare.answer is not Compatibility.NO and (forced := _forced_libcuda(contents)):
+        yield (
+            f"{SEARCH} of the image always loads libcuda.so {forced[1]}, which fails with newer drivers "
+            f"(error 803) and on GPUs that are not for data centers (804): remove {forced[0]} from it"
+        )
     if not driver or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return
     for version in _compat_libraries(contents):
@@ -401,6 +410,11 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
             yield (
                 f"driver {driver} is newer than libcuda.so {version} of the image: a library path that puts "
                 "its directory first fails (error 803)"
+            )
+        elif is_consumer(gpu) and serves_driver(version, _note(contents, version), driver_version(driver)):
+            yield (
+                f"NVIDIA's container toolkit gives {gpu} libcuda.so {version} of the image, and CUDA fails "
+                'there (error 804): set cuda-compat-mode = "disabled" in its config.toml'
             )
     by_forward = bool(bare.driver) and older(driver, bare.driver)  # then the image's own libcuda compiles
     framework = find_framework(contents)
@@ -438,14 +452,62 @@ def _compat_libraries(contents: ScanResult) -> list[str]:
     return sorted((version for version in versions if "." in version), key=numbers, reverse=True)
 
 
-def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
-    """Return the driver branches that the libcuda of `version` declares to support, empty if it declares
-    none.
-    """
+def _note(contents: ScanResult, version: str) -> ForwardNote | None:
+    """Return the note of the libcuda of `version`, None without one."""
     for name, key, value in contents.facts:
-        if name == DRIVER_FACT and key == f"libcuda.so.{version}" and " for drivers " in value:
-            return tuple(value.partition(" for drivers ")[2].split(","))
-    return ()
+        cuda, separator, drivers = value.removeprefix("CUDA ").partition(" for drivers ")
+        if name == DRIVER_FACT and key == f"libcuda.so.{version}" and separator:
+            return ForwardNote(cuda, tuple(map(int, re.findall(r"[0-9]+", drivers))))
+    return None
+
+
+def forward_libraries(contents: ScanResult) -> tuple[str, ...]:
+    """Return a line for each libcuda for forward compatibility, the newest first: its drivers and GPUs."""
+    lines = []
+    for version in _compat_libraries(contents):
+        note = _note(contents, version)
+        drivers = f"from {', '.join(map(str, note.drivers))}" if note else "whose branch is older"
+        lines.append(f"libcuda.so {version} is for older drivers {drivers}, on data-center GPUs")
+    return tuple(lines)
+
+
+def is_data_center(capability: Capability, gpu: str) -> bool:
+    """Return whether a GPU is known to support forward compatibility, by its capability or its name.
+
+    `gpu` is a display name (`A40 (8.6)`) or a name of NVML (`Tesla T4`, `NVIDIA A40`), or empty.
+    """
+    words = re.split(r"[ ,(-]", gpu.removeprefix("NVIDIA ").removeprefix("Tesla "))
+    return (capability.major, capability.minor) in _DATA_CENTER or words[0] in forward_names()
+
+
+def _forced(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
+    """Return NO if the image always loads its own libcuda, and CUDA fails with it, else None.
+
+    Source: CUDA Driver API, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803) and
+    CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE (804).
+    """
+    if not (library := _forced_libcuda(contents)):
+        return None
+    path, version = library
+    host = driver_version(driver)
+    reason = ""
+    if is_consumer(gpu):
+        reason = f"{gpu} does not support that (error 804)"
+    elif host and (older(version, host) or older(host, version)):
+        served = serves_driver(version, _note(contents, version), host)
+        reason = "" if served else f"it does not work with driver {driver} (error 803)"
+    if not reason or bare.answer is Compatibility.NO:
+        return None
+    reason = f"{SEARCH} of the image always loads libcuda.so {version}, and {reason}: remove {path} from it"
+    return replace(bare, answer=Compatibility.NO, reason=reason, driver="", driver_reason="")
+
+
+def _forced_libcuda(contents: ScanResult) -> tuple[str, str] | None:
+    """Return the directory of a libcuda for older drivers in the image's library path, and its version."""
+    paths = [value for name, key, value in contents.facts if (name, key) == (DRIVER_FACT, SEARCH)]
+    forced = [path for value in paths for path in value.split(":") if COMPAT_DIRECTORY.search(path)]
+    versions = _compat_libraries(contents)
+    return (forced[0], versions[0]) if forced and versions else None
 
 
 def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
@@ -455,29 +517,34 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
     with drivers of some branches; others fail with error 804.
     """
     versions = _compat_libraries(contents)
+    if forced := _forced(bare, contents, driver, gpu):
+        return forced
     if not versions or not bare.driver:
         return None
     newest = versions[0]
-    note = f"libcuda.so {newest} is here for older drivers, and works only on data-center GPUs"
+    note = _note(contents, newest)
+    branches = ", ".join(map(str, note.drivers)) if note else ""
+    older_drivers = f"drivers {branches}" if branches else "older drivers"
+    only = f"libcuda.so {newest} is here for {older_drivers}, and works only on data-center GPUs"
     if older(newest, bare.driver):
         return None
     if not driver:
-        return replace(bare, driver_reason=f"{bare.driver_reason}; {note}")
+        return replace(bare, driver_reason=f"{bare.driver_reason}; {only}")
     if not older(driver, bare.driver) or gpu_refusal(bare.capability, driver)[0]:
         return None
     cause = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
-    branches = _branches(contents, newest)
-    if branches and str(parse_driver(driver)[0]) not in branches:
-        reason = f"{cause}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
+    if note and not serves_driver(newest, note, driver_version(driver)):
+        reason = f"{cause}, and libcuda.so {newest} is for drivers {branches or 'of Jetson boards'}"
         return replace(bare, answer=Compatibility.NO, reason=reason)
-    if _GEFORCE.match(gpu):
-        return replace(bare, answer=Compatibility.NO, reason=f"{cause}; {note}, and {gpu} is none")
-    if branches and (bare.capability.major, bare.capability.minor) in _DATA_CENTER:
+    if is_consumer(gpu):
+        reason = f"{cause}; {only}, which {gpu} is not (error 804)"
+        return replace(bare, answer=Compatibility.NO, reason=reason)
+    if note and is_data_center(bare.capability, gpu):
         how = (
             f"with driver {driver} by forward compatibility: libcuda.so {newest} must come first in the path"
         )
         return replace(bare, reason=f"{bare.reason}; {how}")
-    reason = f"{cause}, but {note}"
+    reason = f"{cause}, but {only}"
     return replace(bare, answer=Compatibility.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 
@@ -783,7 +850,7 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
         for part in whole
         if part.reach.reach is SupportLevel.PARTIAL and part.reach.without * _FEW > _total(part.reach)
     ]
-    special = [part for part in lacking if _for_others(part)] if plain else []
+    special = [part for part in lacking if _for_others(part)] if not all(map(_for_others, parts)) else []
     lacking = [part for part in lacking if part not in special]
     if lacking or missing:
         count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "

@@ -22,10 +22,11 @@ from imagefactory.jobs.spec import (
     header,
     value_arrays,
 )
+from imagefactory.runtime.devices import MAKE_SPEC
 from imagefactory.schedulers.pool import PoolGpu
 from imagefactory.schedulers.sizes import MB
 from imagefactory.schedulers.slurm.batch import request_gpu_count
-from imagefactory.settings.choices import EDF, PYXIS
+from imagefactory.settings.choices import EDF, PODMAN, PYXIS
 from imagefactory.settings.own_commands import TIME
 
 SUFFIX, EDF_SUFFIX = ".sbatch", ".toml"
@@ -50,16 +51,20 @@ gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noh
         count = split(visible, entry, ",")
         for (place = 1; place <= count; place++) {
             one = entry[place]
-            uuid = ""
+            device = uuid = ""
             fitting = 0
-            if (one ~ /^ *[0-9]/) uuid = at[one + 0]
-            else if (one ~ /^MIG-GPU-/) { sub(/^MIG-/, "", one); sub(/[/].*/, "", one); uuid = of[one] }
-            else if (one ~ /^(GPU|MIG)-/)
-                for (name in of) if (index(name, one) == 1) { uuid = of[name]; fitting++ }
+            if (one ~ /^ *[0-9]/) device = uuid = at[one + 0]
+            else if (one ~ /^MIG-GPU-/) {
+                device = one
+                sub(/^MIG-/, "", one)
+                sub(/[/].*/, "", one)
+                uuid = of[one]
+            } else if (one ~ /^(GPU|MIG)-/)
+                for (name in of) if (index(name, one) == 1) { device = name; uuid = of[name]; fitting++ }
             if (fitting > 1 || entry[place] in had) { found = ""; break }
             if (uuid == "") break
             had[entry[place]]
-            found = found ((uuid in can) ? can[uuid] : "unknown") " "
+            found = found device "=" ((uuid in can) ? can[uuid] : "unknown") " "
         }
         printf "%%s", found
     }')
@@ -69,10 +74,10 @@ if [ -z "$gpus" ]; then
 fi
 takes=$(nvidia-smi | sed -n 's/.*CUDA Version: *\\([0-9.]*\\).*/\\1/p')
 for gpu in $gpus; do
-    case $gpu in
+    case ${gpu#*=} in
 %s
     *)
-        echo "$(hostname): this GPU has compute capability $gpu, but the image is verified on %s" >&2
+        echo "$(hostname): this GPU has compute capability ${gpu#*=}, but the image is verified on %s" >&2
         exit 9
         ;;
     esac
@@ -89,6 +94,38 @@ if enroot=$(enroot version 2>/dev/null) &&
     echo "$(hostname): enroot $enroot gets no image by digest, which takes enroot 4.0 or newer." >&2
     echo "Export the image (imagefactory image export --format sqsh) and name that file instead." >&2
     exit 9
+fi"""
+PODMAN_GPUS = f"""\
+# podman passes GPUs by CDI: a specification of the node names them by UUID, or by their order on the PCI bus.
+if ! grep -qs nvidia.com/gpu /etc/cdi/* /var/run/cdi/*; then
+    echo "$(hostname): no CDI specification describes the GPUs to podman:" \\
+        "{MAKE_SPEC}" >&2
+    exit 9
+fi
+devices=()
+visible=
+for gpu in $gpus; do
+    name=${{gpu%%=*}}
+    visible=${{visible:+$visible,}}$name
+    grep -qsF "$name" /etc/cdi/* /var/run/cdi/* || name=$(cat /proc/driver/nvidia/gpus/*/information |
+        awk -v uuid="$name" '/^GPU UUID:/ {{ if ($3 == uuid) print place + 0; place++ }}')
+    if [ -z "$name" ]; then
+        echo "$(hostname): the CDI specification does not name ${{gpu%%=*}}:" \\
+            "{MAKE_SPEC} --device-name-strategy=uuid" >&2
+        exit 9
+    fi
+    devices+=(--device "nvidia.com/gpu=$name")
+done"""
+PODMAN_USER = """\
+# The login's directory is often missing on a node. Without it, podman uses /tmp.
+[ -w "${XDG_RUNTIME_DIR:-/nowhere}" ] || unset XDG_RUNTIME_DIR
+# The program has your user and group. podman of root has them anyway.
+options=(--user "$(id -u):$(id -g)")
+[ "$(id -u)" = 0 ] || options+=(--userns=keep-id)
+# crun can leave the program in the job's cgroup, where Slurm's limits apply, and in all your groups.
+if [ "$(podman info --format '{{.Host.OCIRuntime.Name}}')" = crun ]; then
+    options+=(--cgroups=disabled)
+    [ "$(id -u)" = 0 ] || options+=(--group-add=keep-groups)
 fi"""
 IMAGE_PATH = f"""sh -c 'export PATH="{PREFIX}/bin:$PATH"; exec "$@"' sh"""
 """Starts a program after enroot's login shell, in which Debian's /etc/profile resets the image's PATH."""
@@ -206,7 +243,14 @@ def _program(spec: JobSpec, edf: str) -> list[str]:
     if not spec.in_image and not program.startswith("/"):
         program = f"{parent or './'}{program.removeprefix('./')}"
     words = [shlex.quote(program), *(format_run_argument(word, spec, INDEX) for word in spec.arguments)]
-    if spec.site.container == PYXIS:
+    if spec.site.container == PODMAN:
+        before, start = [*([PODMAN_GPUS] if spec.gpus else []), PODMAN_USER], _podman_options(spec)
+        words = [
+            f"--entrypoint {words[0]}",
+            shlex.quote(spec.image.address.removeprefix("docker://")),
+            *words[1:],
+        ]
+    elif spec.site.container == PYXIS:
         before, start = [ENROOT_CHECK, "export PYTHONNOUSERSITE=1"], _pyxis_options(spec)
     elif spec.site.container == EDF:
         before, start = [ENROOT_CHECK, "export PWD  # the EDF names it"], _edf_options(spec, edf)
@@ -228,6 +272,22 @@ def _apptainer_options(spec: JobSpec) -> list[str]:
         f"apptainer exec{' --nv' if spec.gpus else ''} --env PYTHONNOUSERSITE=1 "
         '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"',
         shlex.quote(image),
+    ]
+
+
+def _podman_options(spec: JobSpec) -> list[str]:
+    """Return the words before the program's for podman 4.1 or newer: podman-run(1).
+
+    CUDA gets the GPUs by UUID, since their numbers change in the container. A wrong device has another one,
+    and is not used. The container has the network and shared memory of the node, as with Apptainer.
+    """
+    gpus = ['"${devices[@]}" --env CUDA_VISIBLE_DEVICES="$visible"'] if spec.gpus else []
+    return [
+        'podman run --rm --init "${options[@]}"',
+        *gpus,
+        "--network=host --ipc=host --security-opt=label=disable",
+        "--env 'SLURM_*' --env PYTHONNOUSERSITE=1 --env HOME=/tmp",
+        '--volume "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" --workdir "$PWD"',
     ]
 
 

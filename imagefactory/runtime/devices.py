@@ -21,6 +21,8 @@ from pathlib import Path
 
 from imagefactory.errors import ToolError
 
+MAKE_SPEC = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+"""Writes the CDI specification by which podman passes NVIDIA GPUs."""
 NODES = "class/kfd/kfd/topology/nodes"
 """The directory of the kernel's AMD devices, below /sys."""
 _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)

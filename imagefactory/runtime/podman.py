@@ -27,7 +27,13 @@ from imagefactory.oci.archive import stream_docker
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import Progress
-from imagefactory.runtime.devices import AmdGpus, count_gpus, find_amd_gpus, find_device_nodes
+from imagefactory.runtime.devices import (
+    MAKE_SPEC,
+    AmdGpus,
+    count_gpus,
+    find_amd_gpus,
+    find_device_nodes,
+)
 from imagefactory.runtime.docker import (
     KILLED,
     MOST_PROCESSES,
@@ -51,7 +57,6 @@ from imagefactory.runtime.protocol import (
 
 ALL_GPUS = "nvidia.com/gpu=all"
 OLDEST_WITH_CDI = (4, 1)
-MAKE_SPEC = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 _INIT_FAILED = re.compile(
     r"ERROR \(catatonit:[0-9]+\): failed to exec pid1: (No such file|Permission|Exec|Is a)"
 )

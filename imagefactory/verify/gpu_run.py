@@ -14,12 +14,11 @@ from typing import Any
 
 from imagefactory.errors import ImagefactoryError, UsageError
 from imagefactory.fs import locked_temporary_directory
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.drivers import driver_floor
 from imagefactory.gpu.knowledge.gpus import capabilities
 from imagefactory.gpu.predict import generic_modules, predict, runs
-from imagefactory.gpu.values import Compatibility, GpuLibrary, ScanResult, SupportLevel
+from imagefactory.gpu.values import Compatibility, GpuLibrary, ScanResult, SupportLevel, rocm_of
 from imagefactory.model import BuildSpec, Outcome, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.protocol import Runner

@@ -38,6 +38,7 @@ from tests.made.kit import (
     inspected,
     make_bench,
     open_files,
+    pyxis,
     suite_report,
 )
 from tests.services.children import LIMIT, child
@@ -94,6 +95,72 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, bench: Benc
     (tmp_path / "empty").mkdir()
     make_kit(tmp_path / "empty", asked(nonce="2" * 32), bench.nonces, bench.issued.issued)
     assert (tmp_path / "empty" / "run.py").is_file()
+
+
+# --- pyxis ---------------------------------------------------------------------------------------
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": "/a"}
+
+
+def test_pyxis_runs_the_image_by_digest_in_a_step_of_the_job(bench: Bench) -> None:
+    pyxis(bench, GOOD)
+    assert bench.run("--runner", "pyxis", **JOB) == 0
+    calls = bench.calls()
+    (imported,) = (call for call in calls if call[:2] == ["enroot", "import"])
+    assert imported[-1] == f"docker://{REFERENCE.replace('/', '#', 1)}"
+    (step,) = (call for call in calls if call[:2] == ["srun", "--ntasks=1"])
+    assert f"--container-image={imported[3]}" in step
+    assert "--cpus-per-task=4" in step
+    (mounts,) = (word.partition("=")[2] for word in step if word.startswith("--container-mounts="))
+    assert [mount.rpartition(":")[2] for mount in mounts.split(",")] == ["ro", "ro", "/imagefactory/report"]
+    assert step[-len(ORDER.argv) :] == list(ORDER.argv)
+    environ = bench.environs()[calls.index(step)]
+    assert not {"SECRET", "LD_LIBRARY_PATH"} & environ.keys()
+    assert environ["CUDA_VISIBLE_DEVICES"]
+    facts = bench.result("run.json")
+    assert (facts["outcome"], facts["runner"]) == ("", "pyxis")
+    assert bench.result("report.json")["nonce"] == NONCE
+    assert not list(bench.kit.glob(".work-*"))
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "environ", "code", "outcome"),
+    [
+        ({"code": 1, "complains": ["slurmstepd: error: pyxis: container start failed"]}, {}, JOB, 6,
+         "infrastructure"),
+        ({"code": 1, "complains": ["srun: error: Unable to create step"]}, {}, JOB, 6, "infrastructure"),
+        ({"code": 3, "complains": ["srun: error: h1: task 0: Exited with exit code 3"]}, {}, JOB, 9, ""),
+        (GOOD, {"config": "sha256:" + "0" * 64}, JOB, 2, None),
+        (GOOD, {"version": "3.5.0"}, JOB, 6, None),
+        (GOOD, {}, {}, 6, None),
+    ],
+)  # fmt: skip
+def test_pyxis_that_cannot_run_it(
+    bench: Bench,
+    run: dict[str, Any],
+    changes: dict[str, str],
+    environ: dict[str, str],
+    code: int,
+    outcome: str | None,
+) -> None:
+    pyxis(bench, run, **changes)
+    assert bench.run("--runner", "pyxis", **environ) == code
+    assert (bench.kit / "result").exists() == (outcome is not None)
+    if outcome is not None:
+        assert bench.result("run.json")["outcome"] == outcome
+
+
+def test_an_image_that_enroot_does_not_get(bench: Bench) -> None:
+    pyxis(bench, GOOD)
+    answer(bench, "enroot", {"enroot import .*": {"code": 1, "complains": ["[ERROR] URL not found"]}})
+    assert bench.run("--runner", "pyxis", **JOB) == 8
+    assert bench.result("run.json")["outcome"] == "pull-failed"
+
+
+def test_only_a_request_by_name_chooses_pyxis(bench: Bench) -> None:
+    pyxis(bench, GOOD)
+    assert bench.run(**JOB) == 6
+    assert bench.calls() == []
 
 
 # --- docker --------------------------------------------------------------------------------------

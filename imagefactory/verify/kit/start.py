@@ -1,8 +1,8 @@
-"""Start Docker and Apptainer through their command lines, with the options of a kit.
+"""Start Docker, Podman, Apptainer and pyxis through their command lines, with the options of a kit.
 
 It uses only the standard library. The rules are the same as for imagefactory's runners: no network, no
 capabilities, no new privileges, suite and expectations read-only, and from the environment of the host only
-the GPUs of the job.
+the GPUs of the job. pyxis cannot keep most of them: its containers have the network and variables of the job.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def say(text: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-RUNNERS = ("docker", "podman", "apptainer")
+RUNNERS = ("docker", "podman", "apptainer", "pyxis")
 
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
@@ -488,15 +488,107 @@ class Apptainer:
         return _check_started(ended, self.name, (255,), work)
 
 
-def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
+IMPORTED, CACHE = "image.sqsh", "enroot"
+# What srun prints if pyxis, another plugin or Slurm itself did not start the task.
+NOT_A_TASK = re.compile(r"error: (?:pyxis|spank): |srun: error: (?!.*\btask)")
+OF_SLURM = re.compile(r"SLURM_.*|XDG_.*|ENROOT_(?:CONFIG|DATA|RUNTIME|TEMP)_PATH")
+
+
+class Pyxis:
+    """A runner that uses enroot and srun's plugin pyxis, inside a job. Source: enroot 4.1, pyxis 0.24.
+
+    Only a request by name chooses it: anywhere else, srun would wait for a job.
+    """
+
+    name = "pyxis"
+
+    def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:  # noqa: ARG002
+        self.kit = kit
+        self.environ = {
+            name: value
+            for name, value in environ.items()
+            if (PASSED.fullmatch(name) or OF_SLURM.fullmatch(name)) and name != "LD_LIBRARY_PATH"
+        }
+
+    def require(self) -> None:
+        """Raise Stop outside a job, and without pyxis or an enroot that takes digests."""
+        if self.kit.sif:
+            raise Stop("this kit is for a .sif file, which pyxis cannot run: --runner apptainer", EXIT_USAGE)
+        if "SLURM_JOB_ID" not in self.environ:
+            raise Stop("this is not a job of Slurm", EXIT_TOOL)
+        for program in ("srun", "enroot"):
+            if shutil.which(program, path=self.environ.get("PATH")) is None:
+                raise Stop(f"{program} is not installed", EXIT_TOOL)
+        if "--container-image" not in ask(["srun", "--help"], self.environ):
+            raise Stop("srun has no plugin pyxis", EXIT_TOOL)
+        version = clean(ask(["enroot", "version"], self.environ))
+        if tuple(map(int, re.findall("[0-9]+", version)[:1])) < (4,):
+            raise Stop(f"enroot {version} gets no image by digest: 4.0 or newer is needed", EXIT_TOOL)
+
+    def fetch(self, named: str, work: Path) -> str:
+        """Import the image into `work`. Raises Stop if it is not available, or is another image.
+
+        enroot checks the digests of config and layers, but not of the manifest that names them. So its cache
+        is empty before, and must have the config of this kit then.
+        """
+        reference, path, cache = reference_of(self.kit, named), work / IMPORTED, work / CACHE
+        host, _, rest = reference.partition("/")
+        check_free_space(work, self.kit.size * (1 + PACKED), "set TMPDIR to another disk")
+        cache.mkdir()
+        say(f"pulling {reference}")
+        plain = {"ENROOT_ALLOW_HTTP": "yes"} if self.kit.plain_http else {}
+        environ = {**self.environ, **plain, "ENROOT_CACHE_PATH": str(cache)}
+        run_or_stop(["enroot", "import", "--output", str(path), f"docker://{host}#{rest}"], environ)
+        if not (cache / self.kit.subject["config"].partition(":")[2]).is_file():
+            raise Stop(f"{reference} is not the image that this kit is for", EXIT_USAGE)
+        shutil.rmtree(cache, ignore_errors=True)
+        return str(path)
+
+    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
+        """Run a step of the job in the image. Raises Stop if it was not started."""
+        if re.search("[:,]", str(work)):
+            raise Stop(f"pyxis cannot mount {work}: move the kit to a path without ':' and ','", EXIT_USAGE)
+        environ = {name: value for name, value in self.environ.items() if name != "TMPDIR"}
+        environ.update({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+        ended = follow(pyxis_argv(self.kit, image, work, self.environ), environ, self.kit.timeout)
+        report = work / "report" / REPORT
+        if ended.returncode and not report.exists():
+            for line in ended.lines:
+                if NOT_A_TASK.search(line):
+                    raise Stop(f"srun did not start it: {line}", EXIT_TOOL, "infrastructure")
+        return ended
+
+    def clear(self) -> None:
+        """Do nothing: the imported image is in the directory of the run."""
+
+
+def pyxis_argv(kit: Kit, image: str, work: Path, environ: Mapping[str, str]) -> list[str]:
+    """Return the command line of srun. `image` is a .sqsh file.
+
+    A step gets cores only if it requests them. enroot's login shell may have reset the PATH of the image.
+    """
+    cores = environ.get("SLURM_CPUS_PER_TASK", "")
+    mounts = (("suite", SUITE_MOUNT, ":ro"), ("expect", EXPECT_MOUNT, ":ro"), ("report", REPORT_MOUNT, ""))
+    return [
+        *("srun", "--ntasks=1", *([f"--cpus-per-task={cores}"] if cores else []), "--export=ALL"),
+        f"--container-image={image}",
+        f"--container-mounts={','.join(f'{work / name}:{place}{flags}' for name, place, flags in mounts)}",
+        *("--container-workdir=/", "--no-container-mount-home", "--no-container-entrypoint"),
+        *("sh", "-c", 'export PATH="${1%/*}:$PATH"; exec "$@"', "sh", *kit.argv),
+    ]
+
+
+def choose_runner(
+    name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool
+) -> Docker | Apptainer | Pyxis:
     """Return the runner with this name, or the first one that works here. Raises Stop if none does.
 
     With `keep`, the pulled image is not removed.
     """
     reasons = []
-    for kind in (Docker, Podman, Apptainer):
-        if name in ("", kind.name):
-            runner: Docker | Apptainer = kind(kit, environ, keep=keep)
+    for kind in (Docker, Podman, Apptainer, Pyxis):
+        if name == kind.name or (not name and kind is not Pyxis):
+            runner: Docker | Apptainer | Pyxis = kind(kit, environ, keep=keep)
             try:
                 runner.require()
             except Stop as stop:

@@ -109,7 +109,7 @@ def test_a_job_for_pyxis_by_option_or_setting(
     assert "@sha256:" in tomllib.loads(edf.read_text())["image"]
     said = call("job", "write", NAME, "--site", "generic", "--container", "pyxis", code=2)
     assert said.error_codes == ("option-conflict",)
-    monkeypatch.setenv("IMAGEFACTORY_CONTAINER", "podman")
+    monkeypatch.setenv("IMAGEFACTORY_CONTAINER", "docker")
     assert call(*words, code=2).error_codes == ("setting-invalid",)
 
 

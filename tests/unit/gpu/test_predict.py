@@ -594,11 +594,50 @@ def test_a_library_that_names_its_drivers_says_where_it_works() -> None:
     assert predict(place, data_center, "535.54.03").warnings == ()  # the library that comes first compiles
     assert predict(place, data_center, "525.60.13").answer is Compatibility.NO
     assert predict(place, mixed, "470.57.02").answer is Compatibility.UNKNOWN
-    assert predict(place, mixed, "470.57.02", gpu="A40").answer is Compatibility.UNKNOWN
+    assert predict(place, mixed, "470.57.02", gpu="A40 (8.6)").answer is Compatibility.YES
+    assert predict(place, mixed, "470.57.02", gpu="NVIDIA A10").answer is Compatibility.YES
+    assert predict(place, mixed, "470.57.02", gpu="RTX A6000 (8.6)").answer is Compatibility.UNKNOWN
     assert predict(place, mixed, "470.57.02", gpu="RTX 3090 (8.6)").answer is Compatibility.NO
     newer = predict(place, data_center, "595.10")
     assert newer.answer is Compatibility.PTX
     assert any("803" in warning for warning in newer.warnings)
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpu", "code"),
+    [
+        ("595.10", "", "803"),  # newer
+        ("545.90.01", "", ""),
+        ("550.54.14", "", ""),  # its own
+        ("550", "", ""),
+        ("530.30.02", "", "803"),  # of no branch that it serves
+        ("550.54.14", "GeForce RTX 4090", "804"),
+        ("", "GeForce RTX 4090", "804"),
+        ("", "", ""),
+    ],
+)
+def test_a_library_path_that_always_loads_it_fails_elsewhere(driver: str, gpu: str, code: str) -> None:
+    facts = (
+        ("driver", "LD_LIBRARY_PATH", "/opt/lib:/usr/local/cuda/compat"),
+        ("driver", "libcuda.so.550.54.14", "CUDA 12.4 for drivers 470,535,545"),
+    )
+    place = replace(tensorflow_2_18(), toolkit=("libcuda.so.550.54.14",), facts=facts)
+    one = predict(place, parse_capability("9.0"), driver, gpu=gpu)
+    assert (one.answer is Compatibility.NO) == bool(code)
+    assert code in one.reason
+    free = replace(place, facts=facts[1:])
+    assert code or predict(free, parse_capability("9.0"), driver, gpu=gpu).answer == one.answer
+    assert any("803" in warning for warning in one.warnings) == (not driver and not gpu)
+
+
+def test_nvidias_hook_chooses_it_on_consumer_gpus_too() -> None:
+    """Where the driver would do without it: nothing in the toolkit looks at the GPU."""
+    note = ("driver", "libcuda.so.580.65.06", "CUDA 13.0 for drivers 535,550,570")
+    place = replace(tensorflow_2_18(), toolkit=("libcuda.so.580.65.06",), facts=(note,))
+    for gpu, count in (("GeForce RTX 3090", 1), ("A40 (8.6)", 0), ("", 0)):
+        one = predict(place, parse_capability("8.6"), "570.86.15", gpu=gpu)
+        assert one.answer is Compatibility.YES
+        assert sum("804" in warning for warning in one.warnings) == count
 
 
 def test_the_drivers_own_libraries_in_an_image_are_told() -> None:

@@ -16,11 +16,12 @@ import pytest
 from imagefactory.errors import ImagefactoryError
 from imagefactory.jobs.slurm import format_reach, request_gpus, write_slurm
 from imagefactory.jobs.spec import JobSpec
+from imagefactory.runtime.devices import MAKE_SPEC
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import Site, find_site
 from imagefactory.schedulers.sizes import GB
 from imagefactory.schedulers.slurm.nodes import parse_nodes
-from imagefactory.settings.choices import EDF, PYXIS
+from imagefactory.settings.choices import EDF, PODMAN, PYXIS
 from tests.made.offers import job_spec
 
 UUID, MIG = "GPU-11111111-2222-3333-4444-555555555555", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9"
@@ -226,6 +227,69 @@ def test_an_enroot_that_takes_no_digest_stops_the_job(
     text = write_slurm(job_for(container))[f"{job_for(container).name}.sbatch"]
     ended, output = run_script(tmp_path, text)
     assert (ended, "./train.sh" in output) == (code, code == 0), output
+
+
+def run_podman(
+    folder: Path, cdi: str | None, visible: str, runtime: str = "crun", **changes: Any
+) -> tuple[int, list[str]]:
+    """Run a job for podman on a node with this text in a CDI specification and two GPUs."""
+    (text,) = write_slurm(job_for(PODMAN, **changes)).values()
+    for number, uuid in enumerate((UUID, f"GPU-2222{UUID[8:]}")):
+        gpu = folder / f"proc/0000:0{number}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"GPU UUID: \t {uuid}\n")
+    if cdi is not None:
+        (folder / "cdi").mkdir()
+        (folder / "cdi/nvidia.yaml").write_text(cdi)
+    podman = folder / "podman"
+    podman.write_text(f"#!/bin/sh\n[ $1 = info ] && echo {runtime} || printf '%s\\n' \"$@\"\n")
+    podman.chmod(0o755)
+    text = text.replace("/etc/cdi", str(folder / "cdi")).replace("/var/run/cdi", str(folder / "none"))
+    code, output = run_script(
+        folder, text.replace("/proc/driver/nvidia/gpus", str(folder / "proc")), visible=visible
+    )
+    return code, output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("spec", "visible", "names", "uuids"),
+    [
+        (f"kind: nvidia.com/gpu\nname: {UUID}\n", "0", [UUID], UUID),
+        ("kind: nvidia.com/gpu\nname: '0'\n", "GPU-1111", ["0"], UUID),
+        (f"kind: nvidia.com/gpu\nname: {MIG}\n", MIG, [MIG], MIG),
+    ],
+)
+def test_podman_gets_the_gpus_of_the_job_by_cdi(
+    tmp_path: Path, spec: str, visible: str, names: list[str], uuids: str
+) -> None:
+    code, words = run_podman(tmp_path, spec, visible, arguments=("a b", ""))
+    assert code == 0, words
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--device"] == [
+        f"nvidia.com/gpu={name}" for name in names
+    ]
+    assert f"CUDA_VISIBLE_DEVICES={uuids}" in words
+    address = job_for(PODMAN).image.address.removeprefix("docker://")
+    assert words[-5:] == ["--entrypoint", "./train.sh", address, "a b", ""]
+    assert f"{tmp_path}:{tmp_path}" in words
+    assert "--cgroups=disabled" in words
+
+
+@pytest.mark.parametrize(
+    ("spec", "visible"), [(None, "0"), ("", "0"), ("kind: nvidia.com/gpu\nname: '0'\n", MIG)]
+)
+def test_podman_without_a_specification_of_the_gpu_stops_the_job(
+    tmp_path: Path, spec: str | None, visible: str
+) -> None:
+    code, words = run_podman(tmp_path, spec, visible)
+    assert code == 9
+    assert MAKE_SPEC.partition("=")[0] in words[-1]
+
+
+def test_podman_starts_a_job_on_cpus_without_devices(tmp_path: Path) -> None:
+    code, words = run_podman(tmp_path, None, "", "runc", gpus=0)
+    assert code == 0, words
+    assert "--device" not in words
+    assert "--cgroups=disabled" not in words
 
 
 def test_each_run_of_a_sweep_has_its_values_and_its_folder(tmp_path: Path) -> None:
