@@ -14,6 +14,10 @@ Root becomes `spec.uid` by apptainer's `--security`. An ordinary user keeps its 
 also 0, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would load its own library
 into every program).
 
+`--nv` binds all NVIDIA GPUs, of which CUDA_VISIBLE_DEVICES inside selects some. With `use
+nvidia-container-cli = yes` in apptainer.conf, apptainer itself needs NVIDIA_VISIBLE_DEVICES: without it no
+GPU comes in.
+
 From outside, a command that never started looks like a command that ends with 255. So a shell in the image
 writes to a file of the runner, in memory, right before it becomes the command. That also gives 127 and 126
 their meaning.
@@ -103,6 +107,7 @@ def plan(
             options += ["--net", "--network", "none"]
     if spec.gpus:
         options += caller.gpus
+    gpus = ",".join(uuid for _, uuid, _ in spec.selected_gpus) or "all"
     for name, flag in (("processes", "--pids-limit"), ("memory", "--memory")):
         if amount := dict(spec.limits).get(name):
             options += [flag, str(amount)]
@@ -112,7 +117,10 @@ def plan(
     return ApptainerInvocation(
         argv=(*before, program, "--silent", "exec", *options, sif, *shell),
         # Not --env, which splits values at commas.
-        environment=tuple((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
+        environment=(
+            *((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
+            *((("NVIDIA_VISIBLE_DEVICES", gpus),) if spec.gpus else ()),
+        ),
     )
 
 

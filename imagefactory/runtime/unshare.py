@@ -50,7 +50,7 @@ from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress, QuietProgress
-from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus
+from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus, select_devices
 from imagefactory.runtime.emulator import Emulator, find_emulator
 from imagefactory.runtime.limits import RunLimits, decide_limits, limit_message, read_capacity
 from imagefactory.runtime.protocol import (
@@ -161,7 +161,8 @@ def plan(
     if tty:
         environment.setdefault("TERM", "xterm")
     if spec.gpus and gpus is not None:
-        driver = {"folder": DRIVER_DIRECTORY, **asdict(gpus)}
+        nodes = [node for _, _, node in spec.selected_gpus]
+        driver = {"folder": DRIVER_DIRECTORY, **asdict(select_devices(gpus, nodes))}
         if gpus.nvidia:
             path, libraries = environment.get("LD_LIBRARY_PATH"), f"{DRIVER_DIRECTORY}/libraries"
             environment["LD_LIBRARY_PATH"] = f"{path}:{libraries}" if path else libraries
