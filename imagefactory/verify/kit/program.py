@@ -26,7 +26,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import hardware
-from .hardware import PCI_ORDER, choose, lost_gpus, lost_note, names_lost, read_visible, visible_value
+from .hardware import (
+    ALL,
+    PCI_ORDER,
+    SelectedGpu,
+    SelectionError,
+    choose,
+    lost_gpus,
+    lost_note,
+    names_lost,
+    read_visible,
+    select,
+    visible_value,
+)
 from .start import (
     EXIT_TOOL,
     EXIT_USAGE,
@@ -122,16 +134,38 @@ def choose_gpus(
     raise Stop(text, EXIT_CHECK, "wrong-gpu")
 
 
+def select_gpus(
+    text: str, seen: Mapping[str, Any], environ: Mapping[str, str], places: hardware.Places
+) -> tuple[Sequence[SelectedGpu], Mapping[str, str]]:
+    """Return the GPUs of --gpus, none for all, and an environment that selects them like a batch system.
+
+    Raises Stop.
+    """
+    if not text:
+        return (), environ
+    rest = {name: value for name, value in environ.items() if name != VISIBLE}
+    if text == ALL:
+        return (), rest
+    uuids = [gpu["uuid"] for gpu in seen["gpus"]]
+    try:
+        gpus = select(text, uuids, seen["notes"], hardware.find_gpu_nodes(places), one_slice=True)
+    except SelectionError as error:
+        raise Stop(f"{error} ({error.hint})", EXIT_USAGE) from error
+    return gpus, {**rest, VISIBLE: ",".join(gpu.uuid for gpu in gpus)}
+
+
 class KitJob(NamedTuple):
     """One run of a kit: the options and environment of the caller, and the places with GPU data.
 
-    With `keep`, the pulled image is not removed. `work` is the directory of the run; the `result` is
-    collected in `work/result`.
+    `gpus` are the GPUs to use (`all`, `0,1`, UUIDs), empty for those of the batch system. With `keep`, the
+    pulled image is not removed. `work` is the directory of the run; the `result` is collected in
+    `work/result`.
     """
 
     kit: Kit
     runner: str
     image: str
+    gpus: str
     keep: bool
     environ: Mapping[str, str]
     places: hardware.Places
@@ -148,6 +182,7 @@ def main(
     parser = argparse.ArgumentParser(prog="run.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--runner", choices=RUNNERS, default="", help="default: the first that works here")
     parser.add_argument("--image", default="", help="HOST/NAME@sha256:..., an image of docker, or a .sif")
+    parser.add_argument("--gpus", default="", help="all, or numbers or UUIDs, as in nvidia-smi -L")
     parser.add_argument("--keep", action="store_true", help="keep the image that is pulled for this run")
     options = parser.parse_args(list(argv))
     facts: dict[str, Any] = {"started": now(), "runner": options.runner}
@@ -155,14 +190,16 @@ def main(
         kit = read_kit(folder)
         if kit.level == NODE:
             with _scratch(None) as work:
-                job = KitJob(kit, options.runner, options.image, True, environ, places, work)
+                job = KitJob(kit, options.runner, options.image, options.gpus, True, environ, places, work)
                 return print_node(check_node(job, read_signed(folder)))
         if facts["started"] >= kit.expires:
             raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
         if kit.machine not in ("", os.uname().machine):  # emulated runs prove nothing
             raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
         with _work(folder) as work:
-            job = KitJob(kit, options.runner, options.image, options.keep, environ, places, work)
+            job = KitJob(
+                kit, options.runner, options.image, options.gpus, options.keep, environ, places, work
+            )
             try:
                 code = _run(job, facts)
             except Stop as stop:
@@ -216,7 +253,8 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
     except hardware.NoGpu as error:
         lost = isinstance(error, hardware.LostGpu)
         raise Stop(str(error), EXIT_CHECK, "infrastructure" if lost else "no-gpu") from error
-    mine, visible = seen_gpus(seen, job.environ)
+    selected, environ = select_gpus(job.gpus, seen, job.environ, job.places)
+    mine, visible = seen_gpus(seen, environ)
     gpus = choose_gpus(seen, mine, kit.capability, kit.level)
     if not visible and (len(seen["gpus"]) > len(gpus) or lost_gpus(seen["notes"])):
         visible = ",".join(str(gpu["uuid"]) for gpu in gpus)
@@ -228,7 +266,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
         image = runner.fetch(job.image, work)
         _prepare_directories(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible)
+        ended = runner.run(image, work, visible, selected)
     finally:
         runner.clear()
     facts.update(
@@ -390,28 +428,45 @@ def print_node(answer: NodeAnswer) -> int:
     return answer.code
 
 
+class NodeRun(NamedTuple):
+    """A check of a node: the kit, signed.json, the GPUs of the machine and those of --gpus, and its end."""
+
+    job: KitJob
+    signed: Mapping[str, Any]
+    seen: Mapping[str, Any]
+    selected: Sequence[SelectedGpu]
+    deadline: float
+
+
 def check_node(job: KitJob, signed: Mapping[str, Any]) -> NodeAnswer:
     """Check the GPUs that the batch system assigned, or else all that no program uses, at the same time."""
     deadline = time.monotonic() + NODE_SECONDS
     try:
         seen = hardware.read_hardware(job.places)
-        mine, visible = seen_gpus(seen, job.environ)
-        assigned = VISIBLE in job.environ
+        selected, environ = select_gpus(job.gpus, seen, job.environ, job.places)
+        mine, visible = seen_gpus(seen, environ)
+        assigned = VISIBLE in environ
         busy = [] if assigned else hardware.busy_gpus(job.places.nvml)
     except hardware.NoGpu as error:
         return NodeAnswer(EXIT_CHECK, FAILED, str(error))
     except Stop as stop:
+        if not stop.outcome:
+            return NodeAnswer(stop.code, UNKNOWN, f"{stop}")
         lost = stop.outcome == "infrastructure"
         return NodeAnswer(EXIT_CHECK if lost else EXIT_UNKNOWN, FAILED if lost else UNKNOWN, f"{stop}")
+    if assigned and len(mine) != len(visible.split(",")):
+        reason = f"{VISIBLE} has numbers in an unknown order: set CUDA_DEVICE_ORDER={PCI_ORDER}"
+        return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, reason)
     lost_ones = {} if assigned else lost_gpus(seen["notes"])
     answers = [NodeAnswer(EXIT_CHECK, FAILED, f"GPU {at}: {why}") for at, why in lost_ones.items()]
     idle = [gpu for gpu in mine if gpu["uuid"] not in busy]
     if not idle and not answers:
         return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, "programs use all GPUs of this machine")
 
+    run = NodeRun(job, signed, seen, selected, deadline)
+
     def check(gpu: Mapping[str, Any]) -> NodeAnswer:
-        entry = visible if assigned else str(gpu["uuid"])
-        return _check_gpu(job, signed, seen, gpu, entry, deadline)
+        return _check_gpu(run, gpu, visible if len(mine) == 1 and visible else str(gpu["uuid"]))
 
     answers += [check(idle[0])] if len(idle) == 1 else _check_together(idle, check)
     worst = next((answer for answer in answers if answer.status == FAILED), None)
@@ -455,15 +510,10 @@ def _check_together(
     return answers
 
 
-def _check_gpu(
-    job: KitJob,
-    signed: Mapping[str, Any],
-    seen: Mapping[str, Any],
-    gpu: Mapping[str, Any],
-    visible: str,
-    deadline: float,
-) -> NodeAnswer:
+def _check_gpu(run: NodeRun, gpu: Mapping[str, Any], visible: str) -> NodeAnswer:
     """Run the suite on one GPU and compare its numbers. Never raises Stop."""
+    job, signed, seen = run.job, run.signed, run.seen
+    selected = [other for other in run.selected if other.uuid in (gpu["uuid"], visible)]
     sliced = gpu["uuid"] in [uuid for name, uuid in seen["notes"].items() if name.startswith("MIG-")]
     work = Path(tempfile.mkdtemp(prefix="gpu-", dir=job.work))
     work.chmod(0o755)
@@ -474,8 +524,8 @@ def _check_gpu(
         runner = choose_runner(job.runner, job.kit, job.environ, keep=True)
         image = runner.fetch(job.image, work)
         _prepare_directories(job.kit, work)
-        runner.kit = job.kit._replace(timeout=max(1.0, deadline - END_SECONDS - time.monotonic()))
-        ended = runner.run(image, work, visible)
+        runner.kit = job.kit._replace(timeout=max(1.0, run.deadline - END_SECONDS - time.monotonic()))
+        ended = runner.run(image, work, visible, selected)
         report = json.loads(read_report(work, f"report/{REPORT}") or b"null")
         if report is None:
             last = ended.lines[-1] if ended.lines else "no output"
