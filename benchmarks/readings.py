@@ -8,7 +8,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -67,11 +67,11 @@ def keep(file: Path, case: str, readings: Readings) -> None:
     file.write_text(json.dumps(kept, indent=1))
 
 
-def kept_in(file: Path) -> tuple[Readings, tuple[str, ...]]:
-    """All cases' values, and the days they were measured on."""
-    cases = json.loads(file.read_text()).values()
-    values = {name: numbers for case in cases for name, numbers in case["values"].items()}
-    return Readings(values), tuple(sorted({case["day"] for case in cases}))
+def kept_in(file: Path, cases: Sequence[str]) -> tuple[Readings, tuple[str, ...]]:
+    """Return the values of those of these cases that are measured, and the days of their measurement."""
+    kept = {case: row for case, row in json.loads(file.read_text()).items() if case in cases}
+    values = {name: numbers for row in kept.values() for name, numbers in row["values"].items()}
+    return Readings(values), tuple(sorted({row["day"] for row in kept.values()}))
 
 
 class PeakMemory:

@@ -132,7 +132,7 @@ class EnvironmentValues:
 class Target(EnvironmentValues):
     """One image to build: `pytorch-2.3-cu121`.
 
-    `cuda` is `12.1`, `12` if the framework binds only the major version, `rocm7` (gpu/builds.py) for AMD
+    `cuda` is `12.1`, `12` if the framework binds only the major version, `rocm7` (gpu/values.py) for AMD
     GPUs, or NO_CUDA. `requirements` are like `constraints`, the framework's own first. `virtual` are sorted
     virtual packages of conda (`("__cuda", "12.1"), ("__glibc", "2.36")`). A `pypi` target has channels only
     if its base has no fitting Python, which then comes from conda.
@@ -359,8 +359,10 @@ class RunSpec:
     """One command inside an image.
 
     `environment` is added to the image's own; no variable of the host is passed on. `timeout` is seconds,
-    None for no limit. `limits` sets limits by name (runtime/limits.py), None removes one; the others are the
-    runner's. `capture` collects stdout and stderr; without it they are the caller's.
+    None for no limit. `selected_gpus` are number, UUID and device of each GPU (hardware.SelectedGpu), none
+    for all; a variable in `environment` selects them too. `limits` sets limits by name (runtime/limits.py),
+    None removes one; the others are the runner's. `capture` collects stdout and stderr; without it they are
+    the caller's.
     """
 
     argv: tuple[str, ...]
@@ -370,6 +372,7 @@ class RunSpec:
     read_only: bool = False
     network: bool = False
     gpus: bool = False
+    selected_gpus: tuple[tuple[int, str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
     timeout: float | None = None
     limits: tuple[tuple[str, int | None], ...] = ()

@@ -32,12 +32,18 @@ from imagefactory.errors import (
     StoreError,
     ToolError,
 )
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.cells import CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.drivers import cuda_floor, older, parse_driver
 from imagefactory.gpu.frameworks import cuda_of
 from imagefactory.gpu.knowledge.gpus import capabilities, processors
-from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility, InstalledPackage, ScanResult
+from imagefactory.gpu.values import (
+    CellClaim,
+    ClaimBasis,
+    Compatibility,
+    InstalledPackage,
+    ScanResult,
+    rocm_of,
+)
 from imagefactory.matrix.plan import weigh_claims
 from imagefactory.model import Lock, LockedCondaPackage, Target
 from imagefactory.oci.candidates import APPROVAL_TYPE, plain_tag

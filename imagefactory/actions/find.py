@@ -21,10 +21,9 @@ from imagefactory.actions.locked import lock_state, read_target_lock, read_unsol
 from imagefactory.actions.verdicts import VerdictReader
 from imagefactory.errors import NothingSelectedError, StoreError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.knowledge import families
-from imagefactory.gpu.values import Cell, ClaimBasis
+from imagefactory.gpu.values import Cell, ClaimBasis, rocm_of
 from imagefactory.jobs.offer import (
     AvailableGpus,
     GpuClass,

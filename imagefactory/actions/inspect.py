@@ -45,7 +45,6 @@ from imagefactory.errors import (
     redact,
 )
 from imagefactory.fs import add_checksum, check_checksum, replacing
-from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.drivers import older
 from imagefactory.gpu.frameworks import (
@@ -61,8 +60,8 @@ from imagefactory.gpu.frameworks import (
 from imagefactory.gpu.knowledge import families, scanned, scanned_release
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
-from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult
+from imagefactory.gpu.predict import optional, predict, predict_all, predict_run_time_code
+from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult, platform_of
 from imagefactory.http import HttpError, HttpSession, local_path
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.pypi.no_wheel import NoWheelError
@@ -257,7 +256,7 @@ def _scan_stored(access: Access, image: Image, progress: Progress) -> InspectRes
     layout = access.layout
     with layout.in_use(progress):
         cache = layout_scan_cache(layout, access.settings.worker_count)
-        contents = scan_image(image.name, image.layers, cache, progress)
+        contents = scan_image(image.name, image.layers, cache, progress, environment=image.environment)
     how = f"scan of the image in {layout.path}"
     return InspectResult(contents=contents, how=how, digest=image.digest, platform=image.architecture)
 
@@ -272,7 +271,8 @@ def _inspect_registry(access: Access, reference: ImageReference, progress: Progr
             read=lambda layer: repo.store.read(repo.repository, layer.descriptor),
             workers=access.settings.worker_count,
         )
-        contents = scan_image(str(reference), image.layers, cache, progress)
+        variables = image.config.environment
+        contents = scan_image(str(reference), image.layers, cache, progress, environment=variables)
     how, platform = f"scan of the image in {repo}", image.config.architecture
     return InspectResult(contents=contents, how=how, digest=image.digest, platform=platform)
 
@@ -990,7 +990,7 @@ def predict_inspected(
             replaceable, decides = True, not own
             reason = f"{reason}; {other[1]}"
             answer = answer if own else other[0]
-        elif answer is Compatibility.NO and not decides:
+        elif answer is Compatibility.NO and not decides and not optional(part):
             answer, decides = Compatibility.PARTLY, True
         if answer is Compatibility.PARTLY and name in inspected.replaceable:
             warnings.append(f"{part.source}: {reason}; {inspected.package} also accepts older releases")
@@ -1015,9 +1015,11 @@ def predict_inspected(
         reason = f"what {makers} of {inspected.package} compiles at run time is not known"
         return replace(worst, answer=Compatibility.UNKNOWN, reason=reason), answers
     itself = "" if own else f"{inspected.package} has no GPU code itself; "
+    if not worst.reason.startswith(first.package):
+        itself += f"{first.package}: "
     prediction = replace(
         worst,
-        reason=f"{itself}{first.package}: {worst.reason}",
+        reason=f"{itself}{worst.reason}",
         libraries=whole.libraries,
         warnings=tuple(dict.fromkeys((*warnings, *worst.warnings, *whole.warnings))),
     )

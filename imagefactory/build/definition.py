@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from imagefactory.errors import Diagnostic, LockError, RecipeError
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.drivers import driver_floor
+from imagefactory.gpu.values import rocm_of
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import (
     PLAIN_START,

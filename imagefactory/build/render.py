@@ -22,8 +22,8 @@ from imagefactory.build.steps import (
     require_quotable,
     steps,
 )
-from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import AMD64
+from imagefactory.gpu.values import platform_of
 from imagefactory.lock.pypi.requirements import from_files, from_indexes
 from imagefactory.model import BuildSpec
 from imagefactory.oci.layout import reference

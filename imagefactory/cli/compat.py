@@ -269,7 +269,7 @@ def _is_place(name: str) -> bool:
 
 def _table(candidates: list[CoverCandidate], *, sources: bool, merge: bool, as_json: bool) -> None:
     """Print versions x CUDA x capability for families and frameworks, or targets x capability for targets."""
-    from imagefactory.gpu.builds import rocm_of
+    from imagefactory.gpu.values import rocm_of
     from imagefactory.matrix.compat import check_known, columns, rows
     from imagefactory.views.compat import format_rows, merge_releases
 

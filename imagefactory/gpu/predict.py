@@ -7,7 +7,7 @@ or downloaded later. Only a run shows whether results are right. A prediction is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.gpu.amd import amd_capabilities, amd_targets, predict_amd
@@ -19,8 +19,8 @@ from imagefactory.gpu.drivers import (
     gpu_refusal,
     minimum_driver,
     older,
-    parse_driver,
 )
+from imagefactory.gpu.forward import ForwardNote, is_consumer, serves_driver
 from imagefactory.gpu.frameworks import (
     Framework,
     LibraryRole,
@@ -37,6 +37,7 @@ from imagefactory.gpu.knowledge.tables import numbers
 from imagefactory.gpu.knowledge.toolkits import (
     RunTimeCompiler,
     find_compiler,
+    forward_names,
     native_driver,
     toolkits_for,
 )
@@ -65,6 +66,8 @@ FAMILIES = {
     Capability(12, 1): frozenset({Capability(12, 1)}),
 }
 """The capabilities that run code with the suffix `f`, by the architecture of the code."""
+_FIRST_FP8 = Capability(8, 9)
+_FEW = 100  # one of so many modules without code is a special case of a function
 _MOST = 10  # times as many: a build for one major, with code from elsewhere linked in
 _RENAMED = {Capability(10, 1): Capability(11, 0)}
 
@@ -337,14 +340,17 @@ def _other_toolkit(row: RunTimeCompiler, capability: Capability, cuda: str) -> s
 
 _SYSTEM = ("usr/", "opt/", "lib/", "lib64/", "home/", "root/")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9.]+)")
-_GEFORCE = re.compile(r"(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b")
 # Capabilities of data-center GPUs (V100, A100, H100, B200, B300), besides a few 7.0 workstations.
 _DATA_CENTER = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 DRIVER_FACT, OWN = "driver", "of the image itself"
 """The name of the fact about a driver library, and its value for a library that is part of the image."""
+SEARCH = "LD_LIBRARY_PATH"
+"""The key of the driver fact with the library search path that an image sets."""
+COMPAT_DIRECTORY = re.compile(r"(?:^|/)(?:cuda[-_])?compat(?:[-_/]|$)")
+"""In the paths of NVIDIA's packages for forward compatibility."""
 _SITE = re.compile(r"(?:^|/)(?:site|dist)-packages/")
 
-__all__ = ["INTEGRATED", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
+__all__ = ["INTEGRATED", "optional", "predict", "predict_all", "predict_code", "reach", "runs", "with_driver"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +372,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
     bare = replace(predict_code(contents, capability), warnings=tuple(map(str, faults)))
     if not capability.processor:
         bare = _forward(bare, contents, driver, gpu) or (with_driver(bare, driver) if driver else bare)
-        bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver)))
+        bare = replace(bare, warnings=(*bare.warnings, *_driver_warnings(bare, contents, driver, gpu)))
     fault = worst_answer(faults)
     if fault is None or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return bare
@@ -382,7 +388,7 @@ def predict(contents: ScanResult, capability: Capability, driver: str = "", *, g
     )
 
 
-def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Iterable[str]:
+def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Iterable[str]:
     """Yield warnings about libraries of the driver, if the code would run."""
     libraries = dict(_own_libraries(contents))
     if libraries:
@@ -392,6 +398,11 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
             f"driver {_join(dict.fromkeys(libraries.values()))} works with that"
             f"{', not ' + driver if wrong else ''}; remove it from the image"
         )
+    if not driver and bare.answer is not Compatibility.NO and (forced := _forced_libcuda(contents)):
+        yield (
+            f"{SEARCH} of the image always loads libcuda.so {forced[1]}, which fails with newer drivers "
+            f"(error 803) and on GPUs that are not for data centers (804): remove {forced[0]} from it"
+        )
     if not driver or bare.answer in (Compatibility.NO, Compatibility.UNKNOWN):
         return
     for version in _compat_libraries(contents):
@@ -399,6 +410,11 @@ def _driver_warnings(bare: Prediction, contents: ScanResult, driver: str) -> Ite
             yield (
                 f"driver {driver} is newer than libcuda.so {version} of the image: a library path that puts "
                 "its directory first fails (error 803)"
+            )
+        elif is_consumer(gpu) and serves_driver(version, _note(contents, version), driver_version(driver)):
+            yield (
+                f"NVIDIA's container toolkit gives {gpu} libcuda.so {version} of the image, and CUDA fails "
+                'there (error 804): set cuda-compat-mode = "disabled" in its config.toml'
             )
     by_forward = bool(bare.driver) and older(driver, bare.driver)  # then the image's own libcuda compiles
     framework = find_framework(contents)
@@ -436,14 +452,62 @@ def _compat_libraries(contents: ScanResult) -> list[str]:
     return sorted((version for version in versions if "." in version), key=numbers, reverse=True)
 
 
-def _branches(contents: ScanResult, version: str) -> tuple[str, ...]:
-    """Return the driver branches that the libcuda of `version` declares to support, empty if it declares
-    none.
-    """
+def _note(contents: ScanResult, version: str) -> ForwardNote | None:
+    """Return the note of the libcuda of `version`, None without one."""
     for name, key, value in contents.facts:
-        if name == DRIVER_FACT and key == f"libcuda.so.{version}" and " for drivers " in value:
-            return tuple(value.partition(" for drivers ")[2].split(","))
-    return ()
+        cuda, separator, drivers = value.removeprefix("CUDA ").partition(" for drivers ")
+        if name == DRIVER_FACT and key == f"libcuda.so.{version}" and separator:
+            return ForwardNote(cuda, tuple(map(int, re.findall(r"[0-9]+", drivers))))
+    return None
+
+
+def forward_libraries(contents: ScanResult) -> tuple[str, ...]:
+    """Return a line for each libcuda for forward compatibility, the newest first: its drivers and GPUs."""
+    lines = []
+    for version in _compat_libraries(contents):
+        note = _note(contents, version)
+        drivers = f"from {', '.join(map(str, note.drivers))}" if note else "whose branch is older"
+        lines.append(f"libcuda.so {version} is for older drivers {drivers}, on data-center GPUs")
+    return tuple(lines)
+
+
+def is_data_center(capability: Capability, gpu: str) -> bool:
+    """Return whether a GPU is known to support forward compatibility, by its capability or its name.
+
+    `gpu` is a display name (`A40 (8.6)`) or a name of NVML (`Tesla T4`, `NVIDIA A40`), or empty.
+    """
+    words = re.split(r"[ ,(-]", gpu.removeprefix("NVIDIA ").removeprefix("Tesla "))
+    return (capability.major, capability.minor) in _DATA_CENTER or words[0] in forward_names()
+
+
+def _forced(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
+    """Return NO if the image always loads its own libcuda, and CUDA fails with it, else None.
+
+    Source: CUDA Driver API, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803) and
+    CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE (804).
+    """
+    if not (library := _forced_libcuda(contents)):
+        return None
+    path, version = library
+    host = driver_version(driver)
+    reason = ""
+    if is_consumer(gpu):
+        reason = f"{gpu} does not support that (error 804)"
+    elif host and (older(version, host) or older(host, version)):
+        served = serves_driver(version, _note(contents, version), host)
+        reason = "" if served else f"it does not work with driver {driver} (error 803)"
+    if not reason or bare.answer is Compatibility.NO:
+        return None
+    reason = f"{SEARCH} of the image always loads libcuda.so {version}, and {reason}: remove {path} from it"
+    return replace(bare, answer=Compatibility.NO, reason=reason, driver="", driver_reason="")
+
+
+def _forced_libcuda(contents: ScanResult) -> tuple[str, str] | None:
+    """Return the directory of a libcuda for older drivers in the image's library path, and its version."""
+    paths = [value for name, key, value in contents.facts if (name, key) == (DRIVER_FACT, SEARCH)]
+    forced = [path for value in paths for path in value.split(":") if COMPAT_DIRECTORY.search(path)]
+    versions = _compat_libraries(contents)
+    return (forced[0], versions[0]) if forced and versions else None
 
 
 def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> Prediction | None:
@@ -453,29 +517,34 @@ def _forward(bare: Prediction, contents: ScanResult, driver: str, gpu: str) -> P
     with drivers of some branches; others fail with error 804.
     """
     versions = _compat_libraries(contents)
+    if forced := _forced(bare, contents, driver, gpu):
+        return forced
     if not versions or not bare.driver:
         return None
     newest = versions[0]
-    note = f"libcuda.so {newest} is here for older drivers, and works only on data-center GPUs"
+    note = _note(contents, newest)
+    branches = ", ".join(map(str, note.drivers)) if note else ""
+    older_drivers = f"drivers {branches}" if branches else "older drivers"
+    only = f"libcuda.so {newest} is here for {older_drivers}, and works only on data-center GPUs"
     if older(newest, bare.driver):
         return None
     if not driver:
-        return replace(bare, driver_reason=f"{bare.driver_reason}; {note}")
+        return replace(bare, driver_reason=f"{bare.driver_reason}; {only}")
     if not older(driver, bare.driver) or gpu_refusal(bare.capability, driver)[0]:
         return None
     cause = f"driver {driver} is older than {bare.driver}, {bare.driver_reason}"
-    branches = _branches(contents, newest)
-    if branches and str(parse_driver(driver)[0]) not in branches:
-        reason = f"{cause}, and libcuda.so {newest} is for drivers {', '.join(branches)}"
+    if note and not serves_driver(newest, note, driver_version(driver)):
+        reason = f"{cause}, and libcuda.so {newest} is for drivers {branches or 'of Jetson boards'}"
         return replace(bare, answer=Compatibility.NO, reason=reason)
-    if _GEFORCE.match(gpu):
-        return replace(bare, answer=Compatibility.NO, reason=f"{cause}; {note}, and {gpu} is none")
-    if branches and (bare.capability.major, bare.capability.minor) in _DATA_CENTER:
+    if is_consumer(gpu):
+        reason = f"{cause}; {only}, which {gpu} is not (error 804)"
+        return replace(bare, answer=Compatibility.NO, reason=reason)
+    if note and is_data_center(bare.capability, gpu):
         how = (
             f"with driver {driver} by forward compatibility: libcuda.so {newest} must come first in the path"
         )
         return replace(bare, reason=f"{bare.reason}; {how}")
-    reason = f"{cause}, but {note}"
+    reason = f"{cause}, but {only}"
     return replace(bare, answer=Compatibility.UNKNOWN, reason=reason, driver="", driver_reason="")
 
 
@@ -633,7 +702,11 @@ def _answer(
     stopped = [part for part in gates if part.reach.reach is SupportLevel.NONE]
     if stopped:
         return Compatibility.NO, _no_code(stopped[0], capability)
-    missing = [part for part in gates if part.reach.reach is SupportLevel.PARTIAL]
+    missing = [
+        part
+        for part in gates
+        if part.reach.reach is SupportLevel.PARTIAL and not _newer_only(part.library, framework, capability)
+    ]
     if missing:
         worst = max(missing, key=lambda part: part.reach.without / _total(part.reach))
         if worst.reach.without * 2 > _total(worst.reach):
@@ -650,24 +723,57 @@ def _answer(
         part
         for part in parts
         if part.role in (LibraryRole.ON_DEMAND, LibraryRole.OTHER)
-        and (part.library.damage or part.reach.reach in (SupportLevel.NONE, SupportLevel.PARTIAL))
+        and (
+            part.library.damage
+            or part.reach.reach is SupportLevel.NONE
+            or (
+                part.reach.reach is SupportLevel.PARTIAL
+                and not _newer_only(part.library, framework, capability)
+            )
+        )
     ]
+    special = [part for part in lacking if _for_others(part)]
+    lacking = [part for part in lacking if part not in special]
     if lacking:
         role_text = _join(dict.fromkeys(part.what or _package(part.library.path) for part in lacking))
-        return (
-            Compatibility.PARTLY,
-            f"{subject} runs on {capability}, all but {role_text}: {_lacking(lacking)}",
-        )
-    return _full(gates, capability)
+        but = ", but" if role_text == framework.name else f", all but {role_text}:"
+        return Compatibility.PARTLY, f"{subject} runs on {capability}{but} {_lacking(lacking)}"
+    return _full(gates, capability, special)
 
 
-def _alone(library: GpuLibrary, framework: Framework, capability: Capability) -> str:
-    """Return the functions that use the missing code of a library, empty if other functions do, or may."""
-    lacking = [
+def _lacking_modules(library: GpuLibrary, capability: Capability) -> list[ModuleCount]:
+    return [
         modules
         for modules in generic_modules(library)
         if all(runs(code, capability) is SupportLevel.NONE for code in modules.codes)
     ]
+
+
+def _newer_only(library: GpuLibrary, framework: Framework, capability: Capability) -> bool:
+    """Return whether the modules without code for a GPU are for what it cannot do.
+
+    They begin at 8.9, where number formats and instructions begin that older GPUs do not have, or their
+    targets have suffixes. They are at most half. If a row says which function they are for, it decides.
+    Sources: NVIDIA, PTX ISA, FP8 from sm_89 on; measured in _C of vllm 0.21.0 on 8.0.
+    """
+    if any(row.begins and matches(library.path, (row.library,)) for row in framework.on_demand):
+        return False
+    lacking = _lacking_modules(library, capability)
+    if 2 * sum(row.count for row in lacking) > sum(row.count for row in generic_modules(library)):
+        return False
+    begins = [
+        min((code.architecture or capability for code in row.codes), default=capability) for row in lacking
+    ]
+    special = [all(code.suffix for code in row.codes) for row in lacking]
+    return all(
+        alone or (first > capability and first >= _FIRST_FP8)
+        for first, alone in zip(begins, special, strict=True)
+    )
+
+
+def _alone(library: GpuLibrary, framework: Framework, capability: Capability) -> str:
+    """Return the functions that use the missing code of a library, empty if other functions do, or may."""
+    lacking = _lacking_modules(library, capability)
     for row in framework.on_demand:
         begins = row.begins
         if begins is not None and matches(library.path, (row.library,)):
@@ -677,7 +783,37 @@ def _alone(library: GpuLibrary, framework: Framework, capability: Capability) ->
     return ""
 
 
-def _full(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
+def _for_others(part: _LibraryPrediction) -> bool:
+    """Return whether a library is only for other GPUs, so that nothing is missing without it.
+
+    All its code has a suffix (`sm_90a`): it was written for these GPUs alone, beside code for all. Source:
+    NVIDIA, CUDA Programming Guide, architecture-specific features; measured in FlashMLA of vllm 0.13.0 and
+    CUTLASS of torchao 0.14.0.
+    """
+    codes = [code for code in _codes(part.library) if code.kind is not CodeKind.LTO]
+    return not part.library.damage and bool(codes) and all(code.suffix for code in codes)
+
+
+def optional(contents: ScanResult) -> bool:
+    """Return whether all GPU code of a package is for single GPUs, so that others do without the package."""
+    codes = [code for library in contents.libraries for code in _codes(library)]
+    return bool(codes) and all(code.suffix for code in codes)
+
+
+def _full(
+    gates: list[_LibraryPrediction], capability: Capability, special: Sequence[_LibraryPrediction] = ()
+) -> tuple[Compatibility, str]:
+    answer, reason = _full_reason(gates, capability)
+    if special:
+        names = _join(dict.fromkeys(_name(part.library.path) for part in special))
+        targets = _join(
+            sorted({str(code).partition("/")[0] for part in special for code in _codes(part.library)})
+        )
+        reason += f"; without {names}, only for {targets}"
+    return answer, reason
+
+
+def _full_reason(gates: list[_LibraryPrediction], capability: Capability) -> tuple[Compatibility, str]:
     compiled = [part for part in gates if part.reach.reach is SupportLevel.PTX]
     if compiled:
         gate = max(compiled, key=lambda part: numbers(part.reach.isa))
@@ -705,15 +841,21 @@ def _without_framework(parts: list[_LibraryPrediction], capability: Capability) 
         return Compatibility.NO, _no_code(parts[0], capability)
     whole = [part for part in parts if role_of(part.library.path, None)[0] is not LibraryRole.REPORT]
     # A library for single GPUs (`sm_90a` alone) is an extra, as such modules are in a library (R9).
-    plain = [part for part in whole if any(code.suffix != "a" for code in _codes(part.library))]
+    plain = [part for part in whole if not _for_others(part)]
     largest = max(plain or whole, key=lambda part: _total(part.reach), default=None)
     if largest and largest.reach.without * 2 > _total(largest.reach):
         return Compatibility.NO, _some_code(largest, str(capability))
-    missing = [part for part in whole if part.reach.reach is SupportLevel.PARTIAL]
+    missing = [
+        part
+        for part in whole
+        if part.reach.reach is SupportLevel.PARTIAL and part.reach.without * _FEW > _total(part.reach)
+    ]
+    special = [part for part in lacking if _for_others(part)] if not all(map(_for_others, parts)) else []
+    lacking = [part for part in lacking if part not in special]
     if lacking or missing:
         count = f"{len(lacking) + len(missing)} of {len(parts)} libraries lack code for {capability}: "
         return Compatibility.PARTLY, (count if len(parts) > 1 else "") + _lacking([*lacking, *missing])
-    return _full(parts, capability)
+    return _full([part for part in parts if part not in special], capability, special)
 
 
 def _run_time_code(contents: ScanResult, framework: Framework, capability: Capability) -> RunTimeCode | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from imagefactory.build.definition import PREFIX
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import replace_all
-from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.values import rocm_of
 from imagefactory.jobs.htcondor import write_htcondor
 from imagefactory.jobs.kubernetes import FILES_MOST, write_kubernetes
 from imagefactory.jobs.offer import ImageEvidence, ImageForm, choose_form, expected_grounds, forms_of

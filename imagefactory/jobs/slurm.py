@@ -22,13 +22,14 @@ from imagefactory.jobs.spec import (
     header,
     value_arrays,
 )
+from imagefactory.runtime.hardware import MAKE_CDI
 from imagefactory.schedulers.pool import PoolGpu
 from imagefactory.schedulers.sizes import MB
 from imagefactory.schedulers.slurm.batch import request_gpu_count
-from imagefactory.settings.choices import PYXIS
+from imagefactory.settings.choices import EDF, PODMAN, PYXIS
 from imagefactory.settings.own_commands import TIME
 
-SUFFIX = ".sbatch"
+SUFFIX, EDF_SUFFIX = ".sbatch", ".toml"
 INDEX = "SLURM_ARRAY_TASK_ID"
 NOTICE = 120
 """Seconds before the time limit of a job at which its program may save its state."""
@@ -50,16 +51,20 @@ gpus=$({ nvidia-smi -L; nvidia-smi --query-gpu=uuid,compute_cap --format=csv,noh
         count = split(visible, entry, ",")
         for (place = 1; place <= count; place++) {
             one = entry[place]
-            uuid = ""
+            device = uuid = ""
             fitting = 0
-            if (one ~ /^ *[0-9]/) uuid = at[one + 0]
-            else if (one ~ /^MIG-GPU-/) { sub(/^MIG-/, "", one); sub(/[/].*/, "", one); uuid = of[one] }
-            else if (one ~ /^(GPU|MIG)-/)
-                for (name in of) if (index(name, one) == 1) { uuid = of[name]; fitting++ }
+            if (one ~ /^ *[0-9]/) device = uuid = at[one + 0]
+            else if (one ~ /^MIG-GPU-/) {
+                device = one
+                sub(/^MIG-/, "", one)
+                sub(/[/].*/, "", one)
+                uuid = of[one]
+            } else if (one ~ /^(GPU|MIG)-/)
+                for (name in of) if (index(name, one) == 1) { device = name; uuid = of[name]; fitting++ }
             if (fitting > 1 || entry[place] in had) { found = ""; break }
             if (uuid == "") break
             had[entry[place]]
-            found = found ((uuid in can) ? can[uuid] : "unknown") " "
+            found = found device "=" ((uuid in can) ? can[uuid] : "unknown") " "
         }
         printf "%%s", found
     }')
@@ -69,10 +74,10 @@ if [ -z "$gpus" ]; then
 fi
 takes=$(nvidia-smi | sed -n 's/.*CUDA Version: *\\([0-9.]*\\).*/\\1/p')
 for gpu in $gpus; do
-    case $gpu in
+    case ${gpu#*=} in
 %s
     *)
-        echo "$(hostname): this GPU has compute capability $gpu, but the image is verified on %s" >&2
+        echo "$(hostname): this GPU has compute capability ${gpu#*=}, but the image is verified on %s" >&2
         exit 9
         ;;
     esac
@@ -81,6 +86,49 @@ for gpu in $gpus; do
         exit 9
     fi
 done"""
+
+ENROOT_CHECK = """\
+# An enroot older than 4.0 gets images only by tag, which may name another image tomorrow.
+if enroot=$(enroot version 2>/dev/null) &&
+    [ "$(printf '%s\\n' 4.0 "$enroot" | sort -V | head -n 1)" != 4.0 ]; then
+    echo "$(hostname): enroot $enroot gets no image by digest, which takes enroot 4.0 or newer." >&2
+    echo "Export the image (imagefactory image export --format sqsh) and name that file instead." >&2
+    exit 9
+fi"""
+PODMAN_GPUS = f"""\
+# podman passes GPUs by CDI: a specification of the node names them by UUID, or by their order on the PCI bus.
+if ! grep -qs nvidia.com/gpu /etc/cdi/* /var/run/cdi/*; then
+    echo "$(hostname): no CDI specification describes the GPUs to podman:" \\
+        "{MAKE_CDI}" >&2
+    exit 9
+fi
+devices=()
+visible=
+for gpu in $gpus; do
+    name=${{gpu%%=*}}
+    visible=${{visible:+$visible,}}$name
+    grep -qsF "$name" /etc/cdi/* /var/run/cdi/* || name=$(cat /proc/driver/nvidia/gpus/*/information |
+        awk -v uuid="$name" '/^GPU UUID:/ {{ if ($3 == uuid) print place + 0; place++ }}')
+    if [ -z "$name" ]; then
+        echo "$(hostname): the CDI specification does not name ${{gpu%%=*}}:" \\
+            "{MAKE_CDI} --device-name-strategy=uuid" >&2
+        exit 9
+    fi
+    devices+=(--device "nvidia.com/gpu=$name")
+done"""
+PODMAN_USER = """\
+# The login's directory is often missing on a node. Without it, podman uses /tmp.
+[ -w "${XDG_RUNTIME_DIR:-/nowhere}" ] || unset XDG_RUNTIME_DIR
+# The program has your user and group. podman of root has them anyway.
+options=(--user "$(id -u):$(id -g)")
+[ "$(id -u)" = 0 ] || options+=(--userns=keep-id)
+# crun can leave the program in the job's cgroup, where Slurm's limits apply, and in all your groups.
+if [ "$(podman info --format '{{.Host.OCIRuntime.Name}}')" = crun ]; then
+    options+=(--cgroups=disabled)
+    [ "$(id -u)" = 0 ] || options+=(--group-add=keep-groups)
+fi"""
+IMAGE_PATH = f"""sh -c 'export PATH="{PREFIX}/bin:$PATH"; exec "$@"' sh"""
+"""Starts a program after enroot's login shell, in which Debian's /etc/profile resets the image's PATH."""
 
 RESUMED = f"""\
 # Before its time limit, or when Slurm preempts the job, the program gets a signal to save its state.
@@ -143,15 +191,16 @@ def format_reach(spec: JobSpec) -> str:
 
 
 def write_slurm(spec: JobSpec) -> dict[str, str]:
-    """Return the texts by file name: the script, and the finalizing script of a sweep.
+    """Return the texts by file name: the script, the finalizing script of a sweep, and their EDF.
 
     Raises like `request_gpus`.
     """
     jobs = [spec, gather_job(spec)] if spec.gather else [spec]
-    return {f"{job.name}{SUFFIX}": _format_script(job) for job in jobs}
+    files = {f"{job.name}{SUFFIX}": _format_script(job, spec.name) for job in jobs}
+    return files | ({f"{spec.name}{EDF_SUFFIX}": _format_edf(spec)} if spec.site.container == EDF else {})
 
 
-def _format_script(spec: JobSpec) -> str:
+def _format_script(spec: JobSpec, edf: str) -> str:
     resumes = ["--requeue", "--open-mode=append", f"--signal=B:TERM@{NOTICE}"] if spec.checkpoint else []
     options = [
         f"--job-name={spec.name}",
@@ -182,53 +231,121 @@ def _format_script(spec: JobSpec) -> str:
         ["set -eu"],
         [GPU_CHECK % (cases, names)] if spec.gpus else [],
         list(value_arrays(spec)),
-        _program(spec),
+        _program(spec, edf),
     ]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
 
-def _program(spec: JobSpec) -> list[str]:
+def _program(spec: JobSpec, edf: str) -> list[str]:
+    """Return the lines that start the program. `edf` is the name of the EDF, without its suffix."""
     parent = "../" if spec.columns else ""
-    image = spec.image.address
-    if "://" not in image and not image.startswith("/"):
-        image = f"{parent}{image}"
     program = spec.executable
     if not spec.in_image and not program.startswith("/"):
         program = f"{parent or './'}{program.removeprefix('./')}"
     words = [shlex.quote(program), *(format_run_argument(word, spec, INDEX) for word in spec.arguments)]
-    if spec.site.container == PYXIS:
-        advice = ["# pyxis needs enroot 4.0 or newer to get an image by digest", "export PYTHONNOUSERSITE=1"]
-        start = _pyxis_options(spec, image)
-    else:
-        advice = ["# where apptainer is a module: module load apptainer"]
-        start = [
-            f"apptainer exec{' --nv' if spec.gpus else ''} --env PYTHONNOUSERSITE=1 "
-            '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"',
-            shlex.quote(image),
+    if spec.site.container == PODMAN:
+        before, start = [*([PODMAN_GPUS] if spec.gpus else []), PODMAN_USER], _podman_options(spec)
+        words = [
+            f"--entrypoint {words[0]}",
+            shlex.quote(spec.image.address.removeprefix("docker://")),
+            *words[1:],
         ]
+    elif spec.site.container == PYXIS:
+        before, start = [ENROOT_CHECK, "export PYTHONNOUSERSITE=1"], _pyxis_options(spec)
+    elif spec.site.container == EDF:
+        before, start = [ENROOT_CHECK, "export PWD  # the EDF names it"], _edf_options(spec, edf)
+    else:
+        before, start = ["# where apptainer is a module: module load apptainer"], _apptainer_options(spec)
     command = " \\\n    ".join([*start, " ".join(words)])
     return [
         *([f'mkdir -p "run-${INDEX}"', f'cd "run-${INDEX}"'] if spec.columns else []),
-        *advice,
+        *before,
         RESUMED % command if spec.checkpoint else f"exec {command}",
     ]
 
 
-def _pyxis_options(spec: JobSpec, image: str) -> list[str]:
+def _apptainer_options(spec: JobSpec) -> list[str]:
+    image = spec.image.address
+    if spec.columns and "://" not in image and not image.startswith("/"):
+        image = f"../{image}"
+    return [
+        f"apptainer exec{' --nv' if spec.gpus else ''} --env PYTHONNOUSERSITE=1 "
+        '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"',
+        shlex.quote(image),
+    ]
+
+
+def _podman_options(spec: JobSpec) -> list[str]:
+    """Return the words before the program's for podman 4.1 or newer: podman-run(1).
+
+    CUDA gets the GPUs by UUID, since their numbers change in the container. A wrong device has another one,
+    and is not used. The container has the network and shared memory of the node, as with Apptainer.
+    """
+    gpus = ['"${devices[@]}" --env CUDA_VISIBLE_DEVICES="$visible"'] if spec.gpus else []
+    return [
+        'podman run --rm --init "${options[@]}"',
+        *gpus,
+        "--network=host --ipc=host --security-opt=label=disable",
+        "--env 'SLURM_*' --env PYTHONNOUSERSITE=1 --env HOME=/tmp",
+        '--volume "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" --workdir "$PWD"',
+    ]
+
+
+def _enroot_image(spec: JobSpec) -> str:
+    """Return `HOST#PATH@DIGEST`, as enroot writes an image of a registry."""
+    host, _, path = spec.image.address.removeprefix("docker://").partition("/")
+    return f"{host}#{path}"
+
+
+def _step(spec: JobSpec) -> str:
+    """Return the start of a step, which gets the cores of its job only if it requests them (srun(1))."""
+    return f"srun --ntasks=1 --cpus-per-task={spec.cpus}"
+
+
+def _pyxis_options(spec: JobSpec) -> list[str]:
     """Return the words before the program for NVIDIA's pyxis, as the README of release 0.24 documents them.
 
-    enroot separates the registry from the path by `#`. A step gets the cores of its job only if it requests
-    them again (srun(1), --cpus-per-task). pyxis adds the GPUs of the step. enroot starts images by a login
-    shell, and Debian's /etc/profile resets the image's PATH.
+    pyxis adds the GPUs of the step.
     """
-    host, _, path = image.removeprefix("docker://").partition("/")
     return [
-        f"srun --ntasks=1 --cpus-per-task={spec.cpus}",
-        f"--container-image={shlex.quote(f'docker://{host}#{path}')}",
+        _step(spec),
+        f"--container-image={shlex.quote(f'docker://{_enroot_image(spec)}')}",
         '--container-mounts="$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" --container-workdir="$PWD"',
         "--no-container-mount-home --no-container-entrypoint",
-        f"""sh -c 'export PATH="{PREFIX}/bin:$PATH"; exec "$@"' sh""",
+        IMAGE_PATH,
     ]
+
+
+def _edf_options(spec: JobSpec, edf: str) -> list[str]:
+    """Return the words before the program for the Container Engine of CSCS, which reads an EDF.
+
+    Its documentation advises against `#SBATCH --environment`. A relative path would be relative to $PWD.
+    """
+    path = shlex.quote(f"{spec.directory}/{edf}{EDF_SUFFIX}" if spec.directory else f"{edf}{EDF_SUFFIX}")
+    path = path if spec.directory.startswith("/") else f'"$SLURM_SUBMIT_DIR"/{path}'
+    return [f"{_step(spec)} --environment={path}", IMAGE_PATH]
+
+
+def _format_edf(spec: JobSpec) -> str:
+    """Return the EDF (TOML) of a job. Its variables are those of the script.
+
+    Source: "EDF reference" of docs.cscs.ch (2026-08), and the schema of sarus-suite/raster, where the image's
+    entrypoint is on by default.
+    """
+    return "\n".join(
+        [
+            header(spec)[0],
+            "# The image is named by digest, which the Container Engine passes to enroot (4.0 or newer).",
+            f'image = "{_enroot_image(spec)}"',
+            'mounts = ["${SLURM_SUBMIT_DIR}:${SLURM_SUBMIT_DIR}"]',
+            'workdir = "${PWD}"',
+            "entrypoint = false",
+            "",
+            "[env]",
+            'PYTHONNOUSERSITE = "1"',
+            "",
+        ]
+    )
 
 
 def _format_time(time: timedelta) -> str:

@@ -12,14 +12,23 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.errors import UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import minor_version, platform_of, rocm_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import NOTHING, CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.drivers import driver_fix
 from imagefactory.gpu.knowledge.tables import covers
 from imagefactory.gpu.knowledge.toolkits import forward_names
 from imagefactory.gpu.predict import INTEGRATED
-from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility, ScanResult
+from imagefactory.gpu.values import (
+    Cell,
+    CellClaim,
+    CellQuery,
+    ClaimBasis,
+    Compatibility,
+    ScanResult,
+    minor_version,
+    platform_of,
+    rocm_of,
+)
 from imagefactory.model import Lock, Target
 from imagefactory.trust.claims import verified_claims
 from imagefactory.trust.verdict import VerificationResult

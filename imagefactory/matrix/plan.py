@@ -14,12 +14,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from imagefactory.errors import UsageError
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import NO_TARGET, CellEvidence, answer_cell, cell_query
 from imagefactory.gpu.knowledge.toolkits import native_driver
 from imagefactory.gpu.known_bad import find_rule
-from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility
+from imagefactory.gpu.values import Cell, CellClaim, CellQuery, ClaimBasis, Compatibility, rocm_of
 from imagefactory.matrix.compat import CompatGpu, CoverCandidate, fix_of
 from imagefactory.model import Lock, Target
 from imagefactory.trust.claims import REFUSALS, last_verdicts, verified_claims

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from imagefactory.errors import RecipeError, UnknownAnswerError, UsageError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.values import rocm_of
 from imagefactory.model import NO_CUDA, BaseSpec, Target
 from imagefactory.recipes.bases import BASES_FILE
 from imagefactory.recipes.expand import expand_all

@@ -14,8 +14,8 @@ from packaging.utils import parse_wheel_filename
 
 from imagefactory.errors import Diagnostic, NothingSelectedError, RecipeError
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import platform_of, rocm_of
 from imagefactory.gpu.capability import AMD64, MACHINES, with_suffix
+from imagefactory.gpu.values import platform_of, rocm_of
 from imagefactory.model import NO_CUDA, BaseSpec, ContainerStart, SourceLocation, Target
 from imagefactory.recipes.bases import all_bases
 from imagefactory.recipes.family import Recipe, RecipeRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagefactory.gpu.builds import ROCM
+from imagefactory.gpu.values import ROCM
 from imagefactory.model import (
     BaseSpec,
     ContainerStart,

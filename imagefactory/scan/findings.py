@@ -17,7 +17,8 @@ from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
 from imagefactory.gpu.capability import GpuCode
-from imagefactory.gpu.predict import DRIVER_FACT, OWN
+from imagefactory.gpu.forward import NOTE_LIMIT, parse_forward_note
+from imagefactory.gpu.predict import COMPAT_DIRECTORY, DRIVER_FACT, OWN, SEARCH
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.scan.fatbin import CodeReader
 
@@ -34,11 +35,8 @@ _TOOLKIT = re.compile(
     r"|nvJitLink|nvinfer|amdhip64|rocblas|hipblaslt|MIOpen|rccl)(?:-[0-9a-f]{8})?\.so\.[0-9.]{1,20}"
     r"|libcuda\.so\.[0-9]{3}\.[0-9.]{2,12}"  # of a driver: NVIDIA's packages for forward compatibility
 )
-# The driver's own libraries. `compat` are NVIDIA's packages for forward compatibility.
+# The driver's own libraries.
 _DRIVERS = re.compile(r"(?:.*/)?(lib(?:cuda|nvidia-ml)\.so\.[0-9]{3}\.[0-9.]{2,12})")
-_COMPAT = re.compile(r"(?:^|/)(?:cuda[-_])?compat(?:[-_/]|$)")
-NOTE_LIMIT = 4096  # bytes of an ELF note
-_NOTE = re.compile(rb'\{"Format":1,"CUDA Version":"([0-9.]{1,8})","Driver":\[([0-9,]{1,400})\]')
 _DIST_INFO = re.compile(
     r"(?:.*/)?(?:(?:site|dist)-packages/)?([A-Za-z0-9][\w.]*)-([0-9][\w.!+]*)\.dist-info/METADATA"
 )
@@ -108,26 +106,23 @@ def read_name(path: str) -> FileFinding:
     return FileFinding(
         path=path,
         package=package,
-        facts=((DRIVER_FACT, name, OWN),) if driver and not _COMPAT.search(path) else (),
+        facts=((DRIVER_FACT, name, OWN),) if driver and not COMPAT_DIRECTORY.search(path) else (),
         toolkit=name if _TOOLKIT.fullmatch(name) else "",
     )
 
 
 def may_hold_driver_note(path: str) -> bool:
     """Return whether a file may list its drivers: a libcuda for NVIDIA's forward compatibility."""
-    return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(_COMPAT.search(path))
+    return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(COMPAT_DIRECTORY.search(path))
 
 
 def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str], ...]:
-    """Return the drivers in the ELF note `.note.cuda.fwd_compatibility`. `data` has the complete note.
-
-    Source: NVIDIA's container toolkit, cmd/nvidia-cdi-hook/cudacompat/cuda-elf-header.go.
-    """
-    match = _NOTE.search(data)
-    if not match:
+    """Return the drivers that a libcuda for forward compatibility serves, empty without its note."""
+    note = parse_forward_note(data)
+    if note is None:
         return ()
-    value = f"CUDA {match[1].decode()} for drivers {match[2].decode()}"
-    return ((DRIVER_FACT, path.rpartition("/")[2], value),)
+    drivers = ",".join(map(str, note.drivers)) or "none"
+    return ((DRIVER_FACT, path.rpartition("/")[2], f"CUDA {note.cuda} for drivers {drivers}"),)
 
 
 def _parse_dist_info(path: str) -> InstalledPackage | None:
@@ -201,15 +196,22 @@ def _merge_findings(some: Sequence[GpuLibrary], path: str) -> GpuLibrary:
     )
 
 
-def format_contents(source: str, findings: Iterable[FileFinding]) -> ScanResult:
-    """Return the findings of single files as one value."""
+def format_contents(
+    source: str, findings: Iterable[FileFinding], environment: Iterable[tuple[str, str]] = ()
+) -> ScanResult:
+    """Return the findings of single files as one value. `environment` has the variables of an image."""
     every = sorted(findings, key=lambda finding: finding.path)
     packages = {finding.package for finding in every if finding.package}
+    search = {
+        (DRIVER_FACT, SEARCH, readable_path(value))
+        for name, value in environment
+        if name == SEARCH and COMPAT_DIRECTORY.search(value)
+    }
     return ScanResult(
         source=source,
         libraries=group_loose(finding.library for finding in every if finding.library),
         packages=tuple(sorted(packages, key=lambda package: (package.name, package.version, package.build))),
-        facts=tuple(sorted({fact for finding in every for fact in finding.facts})),
+        facts=tuple(sorted({fact for finding in every for fact in finding.facts} | search)),
         toolkit=tuple(sorted({finding.toolkit for finding in every if finding.toolkit})),
     )
 

@@ -54,7 +54,7 @@ from imagefactory.trees import remove_tree
 # A record is only a cache. One that is unreadable, or from another scanner, counts as missing.
 
 
-SCANNER = 7
+SCANNER = 8
 """The version of the findings. Another number invalidates all stored scans."""
 RECORDS = "scans"
 
@@ -91,7 +91,7 @@ def cached_contents(layout: Layout, image: Image) -> ScanResult | None:
     known = [scan for scan in scans if scan is not None]
     if not known or len(known) < len(scans):
         return None
-    return format_contents(f"the image {image.name} in the store", merge_layers(known))
+    return format_contents(f"the image {image.name} in the store", merge_layers(known), image.environment)
 
 
 def format_scan(scan: LayerScan) -> dict[str, object]:
@@ -312,8 +312,17 @@ class ScanCache:
     workers: int = 1
 
 
-def scan_image(source: str, layers: Sequence[OciLayer], shelf: ScanCache, progress: Progress) -> ScanResult:
+def scan_image(
+    source: str,
+    layers: Sequence[OciLayer],
+    shelf: ScanCache,
+    progress: Progress,
+    *,
+    environment: Iterable[tuple[str, str]] = (),
+) -> ScanResult:
     """Return the findings of an image of `layers`, the lowest first. Unknown layers are read in parallel.
+
+    `environment` has the variables that the image sets.
 
     The caller holds the layout's `in_use`. Raises StoreError for a corrupt layer, ToolError without
     zstandard.
@@ -330,7 +339,7 @@ def scan_image(source: str, layers: Sequence[OciLayer], shelf: ScanCache, progre
             scans = pool.map(lambda layer: _scan_layer_cached(layer, shelf, task), largest_first)
             known.update(zip(map(_digest, largest_first), scans, strict=True))
     seen = merge_layers(scan for layer in layers if (scan := known[_digest(layer)]))
-    return format_contents(source, seen)
+    return format_contents(source, seen, environment)
 
 
 def layout_scan_cache(layout: Layout, workers: int) -> ScanCache:

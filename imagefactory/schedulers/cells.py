@@ -36,13 +36,12 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from imagefactory.errors import NothingSelectedError, UsageError
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.cells import answer_cell
 from imagefactory.gpu.drivers import driver_floor, older
 from imagefactory.gpu.knowledge import families
 from imagefactory.gpu.knowledge.toolkits import native_driver
-from imagefactory.gpu.values import capability_row
+from imagefactory.gpu.values import capability_row, rocm_of
 from imagefactory.matrix.plan import (
     AVOIDED,
     Answerer,

@@ -57,8 +57,8 @@ SITES = ("generic", "chtc", "ospool", "igwn", "slurm", "kubernetes")
 """The sites with rules for submit files."""
 SLURM, KUBERNETES = "slurm", "kubernetes"
 """The schedulers of sites without HTCondor."""
-PYXIS = "pyxis"
-CONTAINERS = ("apptainer", PYXIS)
+PYXIS, EDF, PODMAN = "pyxis", "edf", "podman"
+CONTAINERS = ("apptainer", PYXIS, EDF, PODMAN)
 """The programs by which Slurm jobs start images, the default first."""
 PUBLISHERS = ("record", "strict", "off")
 """What `lock` does with the publishers of wheels, the default first."""

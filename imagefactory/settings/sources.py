@@ -184,7 +184,10 @@ MEANINGS = {
         "`generic`",
         "whose rules submit files follow: or `chtc`, `ospool`, `igwn`, `slurm`, `kubernetes`",
     ),
-    "container": ("`apptainer`", "what starts images in the Slurm jobs of `job write`: or `pyxis`"),
+    "container": (
+        "`apptainer`",
+        "what starts images in Slurm jobs: or `pyxis`, `podman`, `edf` (`job write` only)",
+    ),
     "licenses": (
         "none",
         "what `image audit --check licenses` allows: SPDX identifiers and names, `*` and `?` for any, with "

@@ -30,8 +30,7 @@ from itertools import accumulate
 from typing import Annotated, Any, BinaryIO, overload
 
 from imagefactory.errors import StatementError, UsageError
-from imagefactory.gpu.builds import ROCM
-from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.gpu.values import ROCM, CellClaim, ClaimBasis, Compatibility
 from imagefactory.model import NO_CUDA, Outcome
 from imagefactory.oci.store import parse_reference
 from imagefactory.serialize import (

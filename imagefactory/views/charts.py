@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagefactory.gpu.builds import platform_of
+from imagefactory.gpu.values import platform_of
 from imagefactory.progress import format_bytes
 
 if TYPE_CHECKING:

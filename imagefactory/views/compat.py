@@ -8,10 +8,9 @@ from itertools import groupby
 from typing import Literal, TypedDict
 
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.contradictions import CapabilityDifference
-from imagefactory.gpu.values import Cell, CellClaim, Compatibility
+from imagefactory.gpu.values import Cell, CellClaim, Compatibility, platform_of
 from imagefactory.matrix.compat import (
     RUNS,
     CompatGpu,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagefactory.gpu.builds import platform_of
 from imagefactory.gpu.capability import can_emulate, parse_capability
+from imagefactory.gpu.values import platform_of
 from imagefactory.lock.changes import publisher_changes
 from imagefactory.model import (
     CheckState,

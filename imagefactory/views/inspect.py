@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 from imagefactory.gpu.amd import amd_targets, is_amd, is_object, lacks_runtime, target_order
 from imagefactory.gpu.capability import Capability, GpuCode
 from imagefactory.gpu.frameworks import LibraryRole, cuda_of, find_framework, find_package, role_of
-from imagefactory.gpu.predict import INTEGRATED
+from imagefactory.gpu.predict import INTEGRATED, forward_libraries
 from imagefactory.gpu.values import (
     CellClaim,
     ClaimBasis,
@@ -148,6 +148,7 @@ def _fields(inspection: Inspection) -> list[tuple[str, str]]:
     elif contents.libraries:
         fields += [("predicted" if i == 0 else "", line) for i, line in enumerate(_predicted(inspection))]
         fields += [("driver" if i == 0 else "", line) for i, line in enumerate(_drivers(inspection))]
+    fields += [("forward" if i == 0 else "", line) for i, line in enumerate(forward_libraries(contents))]
     # GPUs that cannot run it need no warning.
     usable = [
         prediction for prediction in inspection.predictions if prediction.answer is not Compatibility.NO

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypedDict
 
-from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
+from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility, rocm_of
 from imagefactory.matrix.plan import (
     AVOIDED,
     GPU_NOT_LISTED,

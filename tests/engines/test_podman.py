@@ -9,6 +9,7 @@ import io
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,23 +21,28 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.jobs.slurm import write_slurm
 from imagefactory.model import CommandResult, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QUIET, QuietProgress
-from imagefactory.runtime.podman import ALL_GPUS, PodmanRunner
+from imagefactory.runtime.podman import PodmanRunner
 from imagefactory.runtime.protocol import OUTPUT_LIMIT
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import find_site
 from tests.made.errors import fails
 from tests.made.layout import add_image
+from tests.made.offers import job_spec
 from tests.services.children import wait_for
 from tests.services.podman import PodmanService
 
-PROGRAMS = ("sh", "cat", "cp", "env", "head", "id", "ls", "sleep", "touch", "true", "yes")
+PROGRAMS = ("sh", "cat", "cp", "env", "grep", "head", "id", "ls", "sleep", "touch", "true", "yes")
 SPEC = {
     "cdiVersion": "0.5.0",
     "kind": "nvidia.com/gpu",
     "devices": [
-        {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/null"}]}}
+        {"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/gpu{n}", "hostPath": "/dev/null"}]}}
+        for name, n in (("all", 0), ("1", 1), ("GPU-b", 2))
     ],
     "containerEdits": {"env": ["DRIVER=550"]},
 }
@@ -215,14 +221,106 @@ def test_gpus_come_by_cdi(bench: Bench, cdi: Path) -> None:
     script = "test -c /dev/gpu0 && echo $DRIVER"
     assert bench.run(script, gpus=True).stdout == "550\n"
     assert bench.run(script).returncode == 1
+    for gpus, nodes in (
+        (((1, "GPU-a", ""),), ["gpu1"]),
+        (((7, "GPU-b", ""), (1, "GPU-a", "")), ["gpu1", "gpu2"]),
+    ):
+        assert bench.run("cd /dev && ls -d gpu*", gpus=True, selected_gpus=gpus).stdout.split() == nodes
+    with fails("podman-cdi-unavailable", "gpu=7"):
+        bench.run("true", gpus=True, selected_gpus=((7, "GPU-c", ""),))
     # After an update of the driver its libraries have other names.
     old = {"hostPath": "/usr/lib/libcuda.so.525.60", "containerPath": "/usr/lib/libcuda.so.525.60"}
     cdi.write_text(json.dumps({**SPEC, "containerEdits": {"mounts": [old]}}))
     with fails("podman-cdi-unavailable", "libcuda"):
         bench.run(script, gpus=True)
     cdi.unlink()
-    with fails("podman-cdi-unavailable", ALL_GPUS):
+    with fails("podman-cdi-unavailable", "nvidia.com/gpu=all"):
         bench.run(script, gpus=True)
+    assert bench.containers == []
+
+
+GPUS = ("GPU-0a", "GPU-1b", "GPU-2c")
+SMI = f"""\
+#!/bin/sh
+case $1 in
+-L) {"; ".join(f"echo 'GPU {at}: A100 (UUID: {uuid})'" for at, uuid in enumerate(GPUS))} ;;
+--query-gpu=*) {"; ".join(f"echo '{uuid}, 8.0'" for uuid in GPUS)} ;;
+*) echo "| Driver: 550.54.15  CUDA Version: 12.4 |" ;;
+esac
+"""
+PROGRAM = """\
+#!/usr/bin/sh
+cd "$(cat where)" && ls /dev | grep gpu
+echo "$CUDA_VISIBLE_DEVICES $SLURM_JOB_ID $HOME $1"
+id -u >written
+exit 7
+"""
+
+
+@pytest.mark.parametrize("named", ["uuid", "number"])
+def test_a_slurm_job_gets_its_own_gpus_alone(
+    bench: Bench, registry: str, cdi: Path, tmp_path: Path, named: str
+) -> None:
+    names = GPUS if named == "uuid" else ("0", "1", "2")
+    devices = [
+        {
+            "name": name,
+            "containerEdits": {"deviceNodes": [{"path": f"/dev/gpu{at}", "hostPath": "/dev/null"}]},
+        }
+        for at, name in enumerate(names)
+    ]
+    cdi.write_text(json.dumps({**SPEC, "devices": devices}))
+    podman, environ = [*bench.service.command], bench.environ
+
+    def call(*words: str) -> str:
+        done = subprocess.run([*podman, *words], env=environ, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    bench.run("true")  # loads the image
+    address = f"{registry}/jobs/{named}"
+    (loaded,) = {row["Id"] for row in json.loads(call("image", "ls", "--format", "json")) if row.get("Names")}
+    call("push", "--digestfile", str(tmp_path / "digest"), loaded, f"docker://{address}:1")
+    job = replace(
+        job_spec(
+            "8.0", site="slurm", kind=ImageKind.DOCKER, executable="train.sh", arguments=("a b",), gpus=2
+        ),
+        site=replace(find_site("slurm"), container="podman", kinds=(ImageKind.DOCKER,)),
+    )
+    address = f"docker://{address}@{(tmp_path / 'digest').read_text()}"
+    job = replace(job, image=replace(job.image, address=address))
+    folder, programs = tmp_path / "work", tmp_path / "bin"
+    for path in (folder, programs):
+        path.mkdir()
+    for path, text in {
+        programs / "nvidia-smi": SMI,
+        programs / "podman": f'#!/bin/sh\nexec {shlex.join(podman)} "$@"\n',
+        folder / "train.sh": PROGRAM,
+    }.items():
+        path.write_text(text)
+        path.chmod(0o755)
+    (folder / "where").write_text(str(folder))
+    proc = tmp_path / "proc"
+    for at, uuid in enumerate(GPUS):
+        (proc / f"0000:0{at}:00.0").mkdir(parents=True)
+        (proc / f"0000:0{at}:00.0/information").write_text(f"Model: A100\nGPU UUID: \t {uuid}\n")
+    (text,) = write_slurm(job).values()
+    text = text.replace("/proc/driver/nvidia/gpus", str(proc))
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=folder,
+        env={
+            **environ,
+            "PATH": f"{programs}:{environ['PATH']}",
+            "CUDA_VISIBLE_DEVICES": "2,1",
+            "SLURM_JOB_ID": "77",
+            "SLURM_SUBMIT_DIR": str(folder),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "gpu1\ngpu2\nGPU-2c,GPU-1b 77 /tmp a b\n", done
+    assert done.returncode == 7
+    assert (folder / "written").read_text() == f"{os.getuid()}\n"
     assert bench.containers == []
 
 

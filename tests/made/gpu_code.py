@@ -5,7 +5,9 @@ A container's layout stands in imagefactory/scan/fatbin.py's docstring.
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Sequence
 
 from imagefactory.gpu.capability import CodeKind, parse_code
 
@@ -32,3 +34,26 @@ def library(*modules: tuple[str, ...], padding: int = 4096) -> bytes:
     """What begins as an ELF file and holds one container for each of `modules`."""
     head = b"\x7fELF\x02\x01\x01".ljust(64, b"\0")
     return head + bytes(padding) + bytes(64).join(fat_binary(*codes) for codes in modules)
+
+
+def forward_note(cuda: str, drivers: Sequence[int]) -> bytes:
+    """Return the contents of the section `.note.cuda.fwd_compatibility`, as in libcuda.so.575.57.08."""
+    row = {"format": 1, "CUDA version": cuda, "driver": list(drivers), "device": [1, 2, 7, 8]}
+    text = json.dumps(row, separators=(",", ":")).encode() + b"\0"
+    name = b"NVIDIA Corporation\0"
+    head = struct.pack("<III", len(name), len(text), 0)
+    return head + name.ljust(-(-len(name) // 4) * 4, b"\0") + text.ljust(-(-len(text) // 4) * 4, b"\0")
+
+
+def forward_libcuda(cuda: str, drivers: Sequence[int]) -> bytes:
+    """Return an ELF file with only that section, and a table that names it."""
+    note, names = forward_note(cuda, drivers), b"\0.note.cuda.fwd_compatibility\0.shstrtab\0"
+    at = 64 + len(note) + len(names)
+    rows = ((0, 0, 0, 0), (1, 7, 64, len(note)), (31, 3, 64 + len(note), len(names)))
+    sections = b"".join(
+        struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, start, size, 0, 0, 4, 0)
+        for name, kind, start, size in rows
+    )
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at, 0, 64, 56, 0, 64, len(rows), 2)
+    return head + note + names + sections

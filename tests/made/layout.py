@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from imagefactory.build.base.image import write_index
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import (
@@ -16,12 +18,19 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 
 def add_image(
-    layout: Layout, name: str, contents: list[bytes], *, architecture: str = "amd64", **labels: str
+    layout: Layout,
+    name: str,
+    contents: list[bytes],
+    *,
+    architecture: str = "amd64",
+    environment: Mapping[str, str] | None = None,
+    **labels: str,
 ) -> Descriptor:
+    variables = ["A=1=2", *(f"{key}={value}" for key, value in (environment or {}).items())]
     layers = [layout.add(content, LAYER_TYPE) for content in contents]
     config = {
         "architecture": architecture,
-        "config": {"Env": ["A=1=2"], **({"Labels": labels} if labels else {})},
+        "config": {"Env": variables, **({"Labels": labels} if labels else {})},
         "created": "2026-01-02T03:04:05Z",
         "rootfs": {"diff_ids": [layer.digest for layer in layers]},
     }

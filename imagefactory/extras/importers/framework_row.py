@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from imagefactory.errors import UsageError
 from imagefactory.extras.importers.spec import CPU_ONLY, EnvironmentSpec, minor_python
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.gpu.values import built_for
 from imagefactory.recipes.edit import FRAMEWORKS
 from imagefactory.recipes.values import RULES, CondaSpec, canonical, parse_spec, within
 from imagefactory.versions import natural

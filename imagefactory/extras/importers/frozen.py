@@ -28,8 +28,8 @@ from imagefactory.extras.importers.new import RecipeRequest
 from imagefactory.extras.importers.pip_lines import is_mirror, marker_matches
 from imagefactory.extras.importers.spec import EnvironmentSpec, LockedRow, minor_python, text_of
 from imagefactory.fs import replace_bytes
-from imagefactory.gpu.builds import minor_version
 from imagefactory.gpu.capability import AMD64, MACHINES
+from imagefactory.gpu.values import minor_version
 from imagefactory.lock import LockRequest
 from imagefactory.lock.conda import facts as conda_facts
 from imagefactory.lock.conda.file import merge_depends

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from imagefactory.extras.lint.batch_job import (
     APPTAINER,
     DOCKER,
+    EDF_OPTIONS,
     GPU_OPTIONS,
     MEMORY_OPTIONS,
     PYXIS,
@@ -59,8 +60,7 @@ from imagefactory.extras.lint.image import (
     unverified,
 )
 from imagefactory.extras.lint.reach import JobReachability
-from imagefactory.gpu.builds import rocm_of
-from imagefactory.gpu.values import mig_profile
+from imagefactory.gpu.values import mig_profile, rocm_of
 from imagefactory.jobs.offer import ImageEvidence
 from imagefactory.recipes.shell_words import RunWord
 from imagefactory.schedulers.pool import PoolGpu
@@ -86,9 +86,11 @@ _MODULE = re.compile(
 _LEAST_MB = 256
 _HOURS = ("12", "24", "36", "48", "72", "96")
 _STARTERS = re.compile(
-    r"^(?!\s*#).*\b(?:apptainer|singularity|docker|podman|container-image)\b", re.MULTILINE
+    r"^(?!\s*#).*(?:\b(?:apptainer|singularity|docker|podman|container-image)\b|--(?:environment|edf)\b)",
+    re.MULTILINE,
 )
 _ENV = ("APPTAINERENV_", "SINGULARITYENV_")
+BY_PODMAN = "pass the GPUs of the job: imagefactory job write TARGET --site slurm --container podman"
 _CONTAINED = ("--no-home", "--contain", "-c", "-C", "--containall")
 
 
@@ -203,11 +205,28 @@ def _no_image(case: BatchCase) -> Iterator[SubmitFinding]:
         yield advice(1, "no-image", text, hint)
 
 
+def _edf(case: BatchCase) -> Iterator[SubmitFinding]:
+    option = case.script.option(*EDF_OPTIONS)
+    if option:
+        text = f"{option.written} puts the whole script into the image, where srun often fails"
+        yield advice(option.at.line, "edf", text, f"write srun {option.written}=...", column=option.at.column)
+    for start in case.starts:
+        for message, hint in start.faults:
+            yield wrong(start.at.line, "edf", message, hint, column=start.at.column)
+
+
 def _unread(case: BatchCase) -> Iterator[SubmitFinding]:
     for start in case.starts:
+        if start.faults:
+            continue
         if start.image is None:
             text = f"{start.program} {start.verb} names no image"
             yield advice(start.at.line, "unread", text, column=start.at.column)
+        elif start.lost:
+            text = f"the EDF '{start.lost[:60]}' is not here, so its image is not checked"
+            yield advice(
+                start.at.line, "unread", text, "check the script where that file is", column=start.at.column
+            )
         elif not start.image.known:
             text = f"the image '{start.image.text[:60]}' is known only at run time, so it is not checked"
             hint = "write the image, or set the variable once, above, to the image"
@@ -219,7 +238,9 @@ def _opens_gpus(start: ImageStart, case: BatchCase) -> bool:
     if start.verb == PYXIS:
         return True
     if start.program in DOCKER:
-        devices = any("nvidia.com/gpu" in option or "/dev/kfd" in option for option in start.options)
+        # An array may have the devices: "${devices[@]}".
+        words = ("nvidia.com/gpu", "/dev/kfd", "[@]}")
+        devices = any(word in option for option in start.options for word in words)
         return (
             devices or start.has("--gpus") or "--runtime=nvidia" in start.options or "nvidia" in start.options
         )
@@ -244,11 +265,18 @@ def _without_gpus(case: BatchCase) -> Iterator[SubmitFinding]:
                 text = "--nv is for NVIDIA GPUs, but the image is for AMD GPUs"
                 yield wrong(start.at.line, "nv", text, "write --rocm", column=start.at.column)
         elif start.program in DOCKER and not _opens_gpus(start, case):
-            option = "--gpus all" if start.program == "docker" else "--device nvidia.com/gpu=all"
+            docker = start.program == "docker"
+            option = "--gpus all" if docker else "--device nvidia.com/gpu=NAME"
             text = f"without {option}, the program in the image sees no GPU"
-            yield wrong(
-                start.at.line, "nv", text, f"write {start.program} run {option}", column=start.at.column
-            )
+            hint = f"write docker run {option}" if docker else BY_PODMAN
+            yield wrong(start.at.line, "nv", text, hint, column=start.at.column)
+
+
+def _all_gpus(case: BatchCase) -> Iterator[SubmitFinding]:
+    for start in case.starts:
+        if start.program == "podman" and any("nvidia.com/gpu=all" in option for option in start.options):
+            text = "nvidia.com/gpu=all names all GPUs of the node, also those of other jobs"
+            yield advice(start.at.line, "all-gpus", text, BY_PODMAN, column=start.at.column)
 
 
 def _docker(case: BatchCase) -> Iterator[SubmitFinding]:
@@ -337,8 +365,10 @@ RULES: tuple[Callable[[BatchCase], Iterator[SubmitFinding]], ...] = (
     _missing,
     _no_gpu,
     _no_image,
+    _edf,
     _unread,
     _without_gpus,
+    _all_gpus,
     _docker,
     _user_site,
     _modules,
@@ -362,7 +392,7 @@ class _JobReachability:
 
 def check_batch(script: BatchScript, around: CheckContext) -> SubmitCheckResult:
     """Return the findings and the reachable GPUs of a script."""
-    starts, request = find_starts(script), read_batch_request(script)
+    starts, request = find_starts(script, around.edf), read_batch_request(script)
     images = around.catalog.images if around.catalog else ()
     named = [start.named for start in starts if start.named]
     known = next((image_ for image in named if (image_ := find_catalog_image(image, images))), None)

@@ -6,6 +6,7 @@ Source: Slurm's manual, sbatch(1): --gres, --gpus, --constraint, --mem, --time, 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,6 +24,7 @@ from imagefactory.schedulers.pool import ImageKind, Inventory, PoolGpu, PoolMach
 from imagefactory.schedulers.sizes import MB, parse_size
 from imagefactory.schedulers.slurm.nodes import FEATURES
 from imagefactory.settings.own_commands import parse_time
+from imagefactory.versions import nearest
 
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
@@ -260,11 +262,22 @@ def memory_in_mb(option: BatchOption) -> int:
     return int(option.value) if option.value.isascii() and option.value.isdigit() else 0
 
 
-# --- Image starts in a batch script: apptainer, docker, podman, or the Slurm plugin pyxis. Pure
-# Source: apptainer exec(1), docker run(1), podman-run(1), NVIDIA's pyxis, "Usage".
+# --- Image starts in a batch script: apptainer, docker, podman, or a Slurm plugin: pyxis, or the Container
+# Engine of CSCS, which reads an EDF. Pure
+# Source: apptainer exec(1), docker run(1), podman-run(1), NVIDIA's pyxis 0.24, "Usage"; docs.cscs.ch, "EDF
+# reference" (2026-08); sarus-suite/raster, src/schema/edf.json.
 
 
 APPTAINER, DOCKER, PYXIS = ("apptainer", "singularity"), ("docker", "podman"), "container-image"
+EDF_OPTIONS = ("environment", "edf")
+_PYXIS_VARIABLE = "PYXIS_CONTAINER_IMAGE"
+_EDF_KEYS = (
+    "annotations", "base_environment", "devices", "entrypoint", "env", "image", "mounts", "workdir",
+    "writable",
+)  # fmt: skip
+_EDF_MOUNT = re.compile(r"[^:]+:[^:]+(?::[^:]+)?")
+_SUBMIT_DIRECTORY = re.compile(r"\$(?:\{(?:SLURM_SUBMIT_DIR|PWD)\}|(?:SLURM_SUBMIT_DIR|PWD)(?=/))")
+ReadEdf = Callable[[str], str | None]
 _PRINTING_COMMANDS = (
     "echo",
     "printf",
@@ -305,7 +318,7 @@ class ImageStart:
     """A line that starts an image. `options` are the words before the image.
 
     `image` is the word for the image, or None. `named` is the image itself, None if it is known only at run
-    time.
+    time. `faults` are the problems of its EDF and their fixes, `lost` the name of an EDF that cannot be read.
     """
 
     program: str
@@ -315,22 +328,25 @@ class ImageStart:
     named: JobImage | None
     options: tuple[str, ...]
     command: ShellCommand | None
+    faults: tuple[tuple[str, str], ...] = ()
+    lost: str = ""
 
     def has(self, *names: str) -> bool:
         return any(option.partition("=")[0] in names for option in self.options)
 
 
-def find_starts(script: BatchScript) -> tuple[ImageStart, ...]:
+def find_starts(script: BatchScript, read_edf: ReadEdf) -> tuple[ImageStart, ...]:
     """Return all image starts in order. A start in an #SBATCH line comes first."""
     starts = []
-    if option := script.options.get(PYXIS):
+    if option := script.option(PYXIS, *EDF_OPTIONS):
         location = SourceLocation(file="", line=option.at.line, column=option.at.column)
         word = RunWord(option.value, location, known="$" not in option.value)
-        starts.append(_by_pyxis(word, "sbatch", None))
-    return (*starts, *(_in_shell(script.shell) if script.shell else ()))
+        start = _by_pyxis(word, "sbatch", None) if option.name == PYXIS else _by_edf(word, None, read_edf)
+        starts.append(start)
+    return (*starts, *(_in_shell(script.shell, read_edf) if script.shell else ()))
 
 
-def _in_shell(shell: Shell) -> Iterator[ImageStart]:
+def _in_shell(shell: Shell, read_edf: ReadEdf) -> Iterator[ImageStart]:
     for command in shell.commands:
         words = command.words
         if words[0].text in _PRINTING_COMMANDS:
@@ -338,11 +354,17 @@ def _in_shell(shell: Shell) -> Iterator[ImageStart]:
         programs = [word.text.rpartition("/")[2] for word in words]
         index = next((at for at, name in enumerate(programs) if name in (*APPTAINER, *DOCKER)), None)
         own_words = words if index is None else words[:index]
-        pyxis = _pyxis_image(own_words) if programs[0] == "srun" else None
+        step = programs[0] == "srun"
+        pyxis = _step_option(own_words, (PYXIS,)) if step else None
+        edf = _step_option(own_words, EDF_OPTIONS) if step else None
         if pyxis is not None:
             yield _by_pyxis(pyxis, "srun", command)
+        elif edf is not None:
+            yield _by_edf(edf, command, read_edf)
         elif index is not None:
             yield from _by_program(programs[index], words[index:], command)
+        elif step and (word := command.sets.get(_PYXIS_VARIABLE) or shell.sets.get(_PYXIS_VARIABLE)):
+            yield _by_pyxis(word, "srun", command)
 
 
 def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -> Iterator[ImageStart]:
@@ -374,26 +396,77 @@ def _by_program(program: str, words: Sequence[RunWord], command: ShellCommand) -
     )
 
 
+_OPTIONS_ARRAY = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\}")
+
+
 def _operand(words: Sequence[RunWord], valued: set[str]) -> tuple[RunWord | None, Sequence[RunWord]]:
-    """Return the first word that is not an option or its value, and the words after it."""
+    """Return the first word that is not an option or its value, and the words after it.
+
+    An array, as in `"${options[@]}"`, is taken for options.
+    """
     index = 0
     while index < len(words):
         text = words[index].text
-        if not text.startswith("-") or text == "-":
+        if (not text.startswith("-") or text == "-") and not _OPTIONS_ARRAY.fullmatch(text):
             return words[index], words[index + 1 :]
         index += 2 if text in valued else 1
     return None, ()
 
 
-def _pyxis_image(words: Sequence[RunWord]) -> RunWord | None:
+def _step_option(words: Sequence[RunWord], names: Collection[str]) -> RunWord | None:
+    """Return the value of the first of these options of srun."""
     for index, word in enumerate(words):
-        name, equals, value = word.text.partition("=")
-        if name == f"--{PYXIS}":
+        name, equals, _ = word.text.partition("=")
+        if name.startswith("--") and name[2:] in names:
             if equals:
                 location = replace(word.where, column=word.where.column + len(name) + 1)
-                return RunWord(value, location, word.known)
+                return RunWord(word.text[len(name) + 1 :], location, word.known)
             return words[index + 1] if index + 1 < len(words) else None
     return None
+
+
+def _by_edf(word: RunWord, command: ShellCommand | None, read_edf: ReadEdf) -> ImageStart:
+    """Return a start through an EDF, whose images are written as for pyxis.
+
+    Its problems have the place of its path in the script.
+    """
+    path = _SUBMIT_DIRECTORY.sub(".", word.text)
+    text = read_edf(path) if "$" not in path else None
+    if text is None:
+        start = _by_pyxis(replace(word, known=False), "srun", command)
+        return replace(start, lost=word.text)
+    image, faults = _read_edf(text)
+    start = _by_pyxis(RunWord(image, word.where, known=bool(image) and "$" not in image), "srun", command)
+    return replace(start, faults=tuple((f"{path[:60]}: {fault}", hint) for fault, hint in faults))
+
+
+def _read_edf(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the image of an EDF, and its problems with their fixes."""
+    try:
+        edf = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        return "", [(f"it is not TOML: {' '.join(str(error).split())[:200]}", "write KEY = VALUE lines")]
+    image, faults = edf.get("image", ""), []
+    if not isinstance(image, str) or not (image or "base_environment" in edf):
+        faults.append(
+            ("it names no image, so the program runs without one", 'write image = "HOST#NAME@DIGEST"')
+        )
+    for key in edf:
+        if key not in _EDF_KEYS:
+            similar = nearest(key, _EDF_KEYS)
+            faults.append(
+                (f"'{key[:40]}' is not a key of EDF files", f"write {similar}" if similar else "remove it")
+            )
+    mounts = edf.get("mounts", [])
+    for mount in mounts if isinstance(mounts, list) else [mounts]:
+        if not (isinstance(mount, str) and _EDF_MOUNT.fullmatch(mount)):
+            faults.append((f"'{str(mount)[:60]}' is not a mount", 'write "SOURCE:DESTINATION"'))
+    for name, value in edf["env"].items() if isinstance(edf.get("env"), dict) else ():
+        if not isinstance(value, str):
+            faults.append(
+                (f"the variable {name[:40]} is not text", f'write {name[:40]} = "{str(value)[:40]}"')
+            )
+    return image if isinstance(image, str) else "", faults
 
 
 def _by_pyxis(word: RunWord, program: str, command: ShellCommand | None) -> ImageStart:

@@ -32,7 +32,7 @@ _WITH_VALUE = (
 )  # fmt: skip
 _PYXIS = (
     "container-image", "container-mounts", "container-workdir", "container-name", "container-save",
-    "container-env",
+    "container-env", "container-unshare", "environment", "edf",
 )  # fmt: skip
 _MAY_TAKE = ("get-user-env", "nice", "propagate", "exclusive", "no-kill")
 _BARE = (
@@ -40,14 +40,14 @@ _BARE = (
     "oversubscribe", "spread-job", "use-min-nodes", "verbose", "wait", "contiguous", "help", "usage",
     "version", "test-only", "share", "container-mount-home", "no-container-mount-home",
     "container-remap-root", "no-container-remap-root", "container-writable", "container-readonly",
-    "no-container-entrypoint", "container-entrypoint", "stepmgr",
+    "no-container-entrypoint", "container-entrypoint", "container-entrypoint-log", "stepmgr",
 )  # fmt: skip
 LONG: Mapping[str, int] = {
     **dict.fromkeys(_BARE, 0), **dict.fromkeys(_MAY_TAKE, 2), **dict.fromkeys((*_WITH_VALUE, *_PYXIS), 1),
     "kill-on-invalid-dep": 1,
 }  # fmt: skip
-"""Options of sbatch and its plugin pyxis: 0 without a value, 1 with a value, 2 with a value only after
-`=`.
+"""Options of sbatch, pyxis and the Container Engine: 0 without a value, 1 with a value, 2 with a value only
+after `=`.
 """
 SHORT = {
     "a": "array", "A": "account", "b": "begin", "c": "cpus-per-task", "d": "dependency", "D": "chdir",

@@ -66,7 +66,12 @@ def check(
     from imagefactory.extras.lint.batch_reader import is_batch, parse_batch
     from imagefactory.extras.lint.check import check_submit_file, fix_text, format_diff, with_secrets
     from imagefactory.extras.lint.findings import CheckContext, SubmitCheckResult, check_json, format_check
-    from imagefactory.extras.lint.reader import parse_submit_file, read_neighbor_lists, read_text
+    from imagefactory.extras.lint.reader import (
+        parse_submit_file,
+        read_edfs,
+        read_neighbor_lists,
+        read_text,
+    )
     from imagefactory.schedulers.sites import find_site
     from imagefactory.trust.offers import verify_offer
     from imagefactory.views.catalog import catalog_json
@@ -93,7 +98,14 @@ def check(
         return verify_offer(entry.catalog, image, entry.center.trust, now)
 
     rules = find_site(SLURM if batch else site or settings.site.value)
-    around = CheckContext(site=rules, inventory=nodes, catalog=catalog, offer=offer, digest=_digests(call))
+    around = CheckContext(
+        site=rules,
+        inventory=nodes,
+        catalog=catalog,
+        offer=offer,
+        digest=_digests(call),
+        edf=read_edfs(os.environ),
+    )
 
     def checked_as(text: str) -> SubmitCheckResult:
         if batch:

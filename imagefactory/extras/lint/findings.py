@@ -85,7 +85,7 @@ class CheckContext:
     """The pool, catalog and registry for a check. `inventory` and `catalog` are None if unavailable.
 
     `offer` verifies the verdicts of a catalog image. `digest` queries the registry for the current digest of
-    a tag, empty if unknown.
+    a tag, empty if unknown. `edf` returns the text of an EDF by its path in a script, None if it is not here.
     """
 
     site: Site
@@ -93,6 +93,7 @@ class CheckContext:
     catalog: Catalog | None
     offer: Callable[[CatalogImage], ImageOffer]
     digest: Callable[[str], str] = lambda _: ""
+    edf: Callable[[str], str | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

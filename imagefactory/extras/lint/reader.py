@@ -274,6 +274,22 @@ def read_neighbor_lists(path: Path) -> Lists:
     return lambda name: _read_list(path.parent / name)
 
 
+def read_edfs(environ: Mapping[str, str]) -> Callable[[str], str | None]:
+    """Return a reader of EDFs, which finds them as the Container Engine of CSCS does from this directory.
+
+    Source: docs.cscs.ch, "EDF search path" (2026-08).
+    """
+    default = f"{environ['HOME']}/.edf" if environ.get("HOME") else ""
+    places = [place for place in environ.get("EDF_PATH", default).split(":") if place]
+
+    def read(name: str) -> str | None:
+        paths = [Path(name)] if "/" in name or name.endswith(".toml") else []
+        paths = paths or [Path(place, f"{name}.toml") for place in places]
+        return next((text for path in paths if (text := _read_list(path)) is not None), None)
+
+    return read
+
+
 def _read_list(path: Path) -> str | None:
     """Return the text of a list, or None: another program may still have to write it."""
     try:

@@ -14,7 +14,7 @@ from imagefactory.actions.transfer import export_sif
 from imagefactory.build.definition import PREFIX
 from imagefactory.errors import BuildError, UsageError, os_problem
 from imagefactory.fs import replacing
-from imagefactory.gpu.builds import platform_of, rocm_of
+from imagefactory.gpu.values import platform_of, rocm_of
 from imagefactory.model import Target
 from imagefactory.oci.inflate import CorruptDataError, plain_layer
 from imagefactory.oci.layout import LayoutStore, reference

@@ -44,9 +44,9 @@ from imagefactory.errors import (
     UsageError,
 )
 from imagefactory.fs import replace_text
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge import offered
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.gpu.values import rocm_of
 from imagefactory.lock import OutdatedPackage
 from imagefactory.lock.changes import PublisherChangeRow, VersionChange, base_moves, lock_moves
 from imagefactory.lock.conda.explain import cudas_of, offered_to

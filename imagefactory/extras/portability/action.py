@@ -48,7 +48,7 @@ from imagefactory.extras.portability.run import (
     try_models,
 )
 from imagefactory.fs import explain_full_disk, locked_temporary_directory, replace_bytes, replacing
-from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.values import rocm_of
 from imagefactory.oci.candidates import MODELS_TYPE, PORTABLE_TYPE
 from imagefactory.oci.graph import StoreRepository, artifact_of, put_files, read_manifest
 from imagefactory.oci.manifests import MALFORMED, Descriptor, Image, parse_descriptor

@@ -31,8 +31,8 @@ from imagefactory.build.wheel_layer import check_wheel, unpack_wheel
 from imagefactory.errors import BuildError, DownloadError, LimitError, ToolError, UsageError, os_problem
 from imagefactory.extras.wheels.wheel_builder import ISOLATED
 from imagefactory.fs import explain_full_disk, locked_temporary_directory, replace_text, replacing
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.knowledge.packages import source_build
+from imagefactory.gpu.values import rocm_of
 from imagefactory.lock.download import PackageCache
 from imagefactory.lock.git import NoGitVersionError, git_version
 from imagefactory.lock.pypi.offers import choose_sdist, fetch_sdist

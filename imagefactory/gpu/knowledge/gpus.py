@@ -63,16 +63,16 @@ def generic_processors() -> dict[str, frozenset[str]]:
 def find_amd(words: Sequence[str]) -> AmdGpuModel | None:
     """Return the GPU whose complete name is in `words` (`("amd", "mi250x")`).
 
-    If several match, the longest name is used.
+    "RX" may be missing before a number with XT or XTX. If several match, the longest name is used.
     """
-    typed = set(words)
+    typed = {*words, "rx"} if {"xt", "xtx"} & {*words} else {*words}
     fitting = [gpu for gpu in amd_gpus() if _amd_words(gpu.name) <= typed]
     return max(fitting, key=lambda gpu: len(_amd_words(gpu.name)), default=None)
 
 
 @cache
 def _amd_words(name: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
+    return frozenset(_AMD_WORD.findall(name.lower()))
 
 
 def newest_rocm() -> int:
@@ -81,14 +81,25 @@ def newest_rocm() -> int:
 
 
 _MAX_SUGGESTIONS = 6
+_AMD_WORD = re.compile(r"rx(?=[0-9])|[0-9]+(?=xtx?\b|gre\b)|[a-z0-9]+")
+"""A word of an AMD GPU's name: `RX7900XTX` has three."""
 # Words for a board's design, market or sharing: "with Max-Q Design", "Server Edition", "480GB".
 _IGNORED_WORDS = re.compile(
     r"nvidia|geforce|tesla|grid|gpus?|graphics|cards?|device|laptop|notebook|mobile|generation|edition|design"
-    r"|workstation|server|embedded|with|max|q|sxm[0-9]?|pci|pcie|nvl|hgx|dgxs|fhhl|lhr|ls|d|ac|mig|me|collectors"
-    r"|hbm[0-9]e?|[0-9]+(gb?|gib)|[0-9]+[abcq]|3e|nvgpu|dev|shared"
+    r"|workstation|server|embedded|developer|kit|with|max|q|sxm[0-9]?|pci|pcie|nvl|hgx|dgxs|fhhl|lhr|ls|d|ac|mig|me|collectors"
+    r"|v2|hbm[0-9]e?|[0-9]+(gb?|gib)|[0-9]+[abcq]|3e|nvgpu|dev|shared"
 )
 _AMD = re.compile(r"amd|radeon|instinct|rx|mi[0-9]+[a-z]?|gfx[0-9a-f]+")
-_GLUED = re.compile(r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(?<=[0-9])(?=(?:ti|super)\b)")
+_GLUED = re.compile(
+    r"(rtx|gtx|gt|titan|quadro|jetson|super|ti)(?=[a-z]?[0-9])|(?<=[0-9])(?=(?:tis?|super)\b)"
+    r"|(?<=[0-9]{4})(?=[sd]\b)"
+)
+_SPELLINGS = (
+    (re.compile(r"\bpg[0-9]{3}-[0-9]{3}\b"), " "),  # a board: `A100-PG509-200`
+    (re.compile(r"\b([2-5]0)xx\b|\b([2-5]0)[- ]?series\b"), r"\1\2 series"),
+    (re.compile(r"(?<=\b[2-5]0[0-9]0) (?:(ti)s|s)\b"), r" \1 super"),
+)
+"""What people write for other words, in lower-case names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +159,9 @@ def find_gpu(name: str) -> GpuModel:
     if words in known:
         return known[words]
     quoted = ascii(name if len(name) <= 60 else name[:60] + "...")
-    typed = set(words)
-    meant = sorted(
-        (len(key), -gpu.capability.major, -gpu.capability.minor, gpu.name)
-        for key, gpu in known.items()
-        if typed and typed <= set(key)
-    )
-    fitting = [gpu for *_, name_of in meant for gpu in gpus() if gpu.name == name_of]
+    fitting = _containing(set(words)) or _containing(
+        set(words) - {"rtx", "gtx"}
+    )  # a "GTX 3090" is sold as RTX
     if len({gpu.capability for gpu in fitting}) == 1:
         return fitting[0]
     if fitting:
@@ -180,8 +187,19 @@ def find_gpu(name: str) -> GpuModel:
     )
 
 
+def _containing(words: set[str]) -> list[GpuModel]:
+    """Return the GPUs with all these words in their names, the shortest name first, none for no words."""
+    known = _known_names()
+    meant = sorted(
+        (len(key), -gpu.capability.major, -gpu.capability.minor, gpu.name, key)
+        for key, gpu in known.items()
+        if words and words <= set(key)
+    )
+    return [known[key] for *_, key in meant]
+
+
 def _of_amd(name: str) -> GpuModel | None:
-    words = re.findall(r"[a-z0-9]+", name[:200].lower())
+    words = _AMD_WORD.findall(name[:200].lower())
     if len(words) == 1 and words[0].startswith("gfx"):
         try:
             return GpuModel(
@@ -197,12 +215,19 @@ def _of_amd(name: str) -> GpuModel | None:
 
 @cache
 def _known_names() -> Mapping[tuple[str, ...], GpuModel]:
-    return {_words(gpu.name): gpu for gpu in gpus()}
+    others = [
+        GpuModel(name=name, capability=parse_capability(row["capability"]), memory=(), source=row["source"])
+        for row in read_table("gpus")["group"]
+        for name in row.get("also", ())
+    ]
+    return {_words(gpu.name): gpu for gpu in (*gpus(), *others)}
 
 
 def _words(name: str) -> tuple[str, ...]:
     """Return the words that distinguish GPUs: `NVIDIA GeForce RTX3090Ti 24GB` -> `("rtx", "3090", "ti")`."""
     text = _GLUED.sub(lambda match: f"{match[0]} ", PROFILE.sub(" ", name[:200].lower()))
+    for spelling, usual in _SPELLINGS:
+        text = spelling.sub(usual, text)
     words = re.findall(r"[a-z0-9]+", text)
     return tuple(word for word in words if not _IGNORED_WORDS.fullmatch(word))
 

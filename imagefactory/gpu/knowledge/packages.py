@@ -14,11 +14,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from imagefactory.gpu.builds import ROCM
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_capability, parse_code
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 from imagefactory.gpu.knowledge.toolkits import compilers_of, run_time_compilers
-from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
+from imagefactory.gpu.values import ROCM, GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.versions import natural
 
 

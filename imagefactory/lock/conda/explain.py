@@ -18,9 +18,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from imagefactory.errors import UnsolvableError
-from imagefactory.gpu.builds import built_for
 from imagefactory.gpu.knowledge import cuda_drivers, pypi_names
 from imagefactory.gpu.knowledge.tables import covers
+from imagefactory.gpu.values import built_for
 from imagefactory.lock import OutdatedPackage, requirements_of
 from imagefactory.lock.conda.facts import split_spec
 from imagefactory.lock.conda.solver import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from imagefactory.errors import LockError
-from imagefactory.gpu.builds import built_for, minor_version
 from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.values import built_for, minor_version
 from imagefactory.lock.pypi import facts as wheel_facts
 from imagefactory.lock.pypi.facts import cuda_only_wheels, cuda_runtimes
 from imagefactory.model import Lock, LockedCondaPackage, Target

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from imagefactory.errors import LockError, UnreachableError, UnsolvableError, redact
-from imagefactory.gpu.builds import rocm_of
+from imagefactory.gpu.values import rocm_of
 from imagefactory.lock.pypi.index import PackageIndex
 from imagefactory.lock.pypi.no_wheel import NoWheelError, all_without_wheel
 from imagefactory.lock.pypi.question import QuestionSolver, WheelRequest

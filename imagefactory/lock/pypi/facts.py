@@ -9,8 +9,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from imagefactory.errors import LockError
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import AMD64
+from imagefactory.gpu.values import rocm_of
 from imagefactory.model import NO_CUDA, Lock, LockedWheel, Target
 
 

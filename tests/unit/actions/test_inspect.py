@@ -30,7 +30,7 @@ from imagefactory.progress import QuietProgress
 from imagefactory.scan.layers import LayerScan, format_scan
 from imagefactory.views.inspect import Inspection, format_inspection, library_versions
 from tests.made.command import Call, json_of
-from tests.made.gpu_code import library
+from tests.made.gpu_code import forward_libcuda, library
 from tests.made.layout import add_image
 from tests.made.registry import RegistryMadeHere, Ways, registry_made_here
 from tests.made.scanned import VERSION, sif, tar
@@ -187,7 +187,7 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
     [
         (("--capability", "sm_90a"), "sm_90a"),
         (("--capability", "8.0", "--driver", "new"), "535.54.03"),
-        (("--gpu", "GTX 5090"), "RTX 5090"),
+        (("--gpu", "RTX 5091"), "RTX 5090"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
         (("--gpu", "gfxfoo"), "an AMD processor"),
         (("--gpu", "gfx11-generic"), "an AMD processor"),
@@ -865,11 +865,11 @@ def answers(**codes: tuple[str, ...]) -> dict[str, Compatibility]:
 def test_libraries_for_single_gpus_do_not_decide_about_others() -> None:
     plain = ("sm_80", "sm_90", "sm_120")
     every = answers(sgl_kernel__flash_ops__so=("sm_90a",), demo=plain)
-    assert every["12.0"] is Compatibility.PARTLY
+    assert every["12.0"] is Compatibility.YES
     kernel = answers(**{"sgl_kernel__flash_ops.abi3.so": ("sm_90a",), "demo": plain})
     assert (kernel["12.0"], kernel["7.0"]) == (Compatibility.YES, Compatibility.NO)
     optional = answers(**{"torchao___C_cutlass_90a.so": ("sm_90a",), "torchao___C.so": ("sm_80",)})
-    assert (optional["8.0"], optional["9.0"]) == (Compatibility.PARTLY, Compatibility.PARTLY)
+    assert (optional["8.0"], optional["9.0"]) == (Compatibility.YES, Compatibility.PARTLY)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -899,3 +899,39 @@ def test_a_failing_server_gives_no_answer(look_up: Call, index: Index) -> None:
     with service(lambda _: (404, {}, b"")) as server:
         locker.pinned = {path: f"http://{server.address}/{path.name}"}
         assert look_up(*BLACKWELL).error_codes == ("download-failed",)
+
+
+# --- NVIDIA's libcuda for older drivers
+
+COMPAT = "usr/local/cuda-12.9/compat/libcuda.so.575.57.08"
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "code"),
+    [
+        ({}, ("--gpu", "A100", "--driver", "470.82.01"), 9),  # of no branch that it serves
+        ({}, ("--gpu", "A100", "--driver", "450.80.02"), 0),
+        ({}, ("--gpu", "A40", "--driver", "450.80.02"), 9),  # older than the GPU
+        ({}, ("--gpu", "RTX 2080 Ti", "--driver", "450.80.02"), 9),
+        ({"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}, ("--gpu", "A100", "--driver", "580.65.06"), 9),
+        ({"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}, ("--gpu", "A100", "--driver", "580.65.06"), 0),
+        ({"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}, ("--gpu", "A100", "--driver", "450.80.02"), 0),
+    ],
+)
+def test_an_image_with_a_libcuda_for_older_drivers(
+    call: Call, tmp_path: Path, environment: dict[str, str], options: tuple[str, ...], code: int
+) -> None:
+    layout = Layout(tmp_path / "store")
+    with layout.in_use(QuietProgress()):
+        layers = [*LAYERS, tar((COMPAT, forward_libcuda("12.9", (450, 575))))]
+        add_image(layout, "pytorch:2.3-cu121", layers, environment=environment)
+    assert call("pytorch:2.3-cu121", *options).code == code
+    assert "\n  forward " in call("pytorch:2.3-cu121").out
+
+
+def test_a_folder_with_a_libcuda_for_older_drivers(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "root" / COMPAT
+    path.parent.mkdir(parents=True)
+    path.write_bytes(forward_libcuda("12.9", (450, 575)))
+    facts = call(str(tmp_path / "root"), "--json").json()["facts"]
+    assert [row["value"] for row in facts] == ["CUDA 12.9 for drivers 450,575"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,13 @@ def test_a_job_for_pyxis_by_option_or_setting(
     call(*words, "--force")
     assert "--container-image='docker://" in script.read_text()
     assert call(*words, "--image-format", "oras", code=2).error_codes == ("image-type-unsupported",)
+    call(*words, "--container", "edf", "--force")
+    edf = Path(f"{NAME}.toml")
+    assert f'--environment="$SLURM_SUBMIT_DIR"/{edf}' in script.read_text()
+    assert "@sha256:" in tomllib.loads(edf.read_text())["image"]
     said = call("job", "write", NAME, "--site", "generic", "--container", "pyxis", code=2)
     assert said.error_codes == ("option-conflict",)
-    monkeypatch.setenv("IMAGEFACTORY_CONTAINER", "podman")
+    monkeypatch.setenv("IMAGEFACTORY_CONTAINER", "docker")
     assert call(*words, code=2).error_codes == ("setting-invalid",)
 
 

@@ -82,6 +82,18 @@ from tests.made.errors import fails
         ("NVIDIA TITAN Xp COLLECTORS EDITION", "TITAN Xp", "6.1"),
         ("NVIDIA TITAN RTX", "TITAN RTX", "7.5"),
         ("Orin (nvgpu)", "Jetson AGX Orin", "8.7"),
+        ("GTX3090", "RTX 3090", "8.6"),
+        ("RTX4080S", "RTX 4080 SUPER", "8.9"),
+        ("RTX 4070TiS", "RTX 4070 Ti SUPER", "8.9"),
+        ("RTX 5090D v2", "RTX 5090", "12.0"),
+        ("RTX 50 series", "RTX 50 series", "12.0"),
+        ("RTX 30xx", "RTX 30 series", "8.6"),
+        ("RTX40-series", "RTX 40 series", "8.9"),
+        ("Hopper", "Hopper", "9.0"),
+        ("GeForce GTX 680", "GTX 680", "3.0"),
+        ("A100-PG509-200", "A100", "8.0"),
+        ("NVIDIA Jetson AGX Thor Developer Kit", "Jetson AGX Thor", "11.0"),
+        ("NVIDIA RTX PRO 4000 Blackwell SFF Edition", "RTX PRO 4000 Blackwell SFF", "12.0"),
     ],
 )
 def test_names_as_people_and_drivers_write_them(name: str, gpu: str, capability: str) -> None:
@@ -161,7 +173,12 @@ def test_a_name_that_says_nothing_is_unknown(name: str) -> None:
         ("RX 9070 XT", "RX 9070 XT", "gfx1201"),
         ("AMD Radeon PRO W7900 Dual Slot", "W7900", "gfx1100"),
         ("GFX90a", "gfx90a", "gfx90a"),
-        ("Radeon 8060S (Ryzen AI MAX+ 395)", "8060S", "gfx1151"),
+        ("Radeon 8060S (Ryzen AI MAX+ 395)", "Ryzen AI Max", "gfx1151"),
+        ("AMD RX7600", "RX 7600", "gfx1102"),
+        ("7900 XTX 24GB", "RX 7900 XTX", "gfx1100"),
+        ("RX6700XT", "RX 6700 XT", "gfx1031"),
+        ("RX 9070XT", "RX 9070 XT", "gfx1201"),
+        ("Radeon RX Vega 56", "Vega 56", "gfx900"),
     ],
 )
 def test_a_gpu_of_amd_has_a_processor(name: str, gpu: str, processor: str) -> None:
@@ -179,9 +196,9 @@ def test_every_gpu_of_amd_finds_itself() -> None:
     for gpu in knowledge.amd_gpus():
         assert knowledge.find_gpu(f"AMD {gpu.name}").name == gpu.name
     assert [str(one) for one in knowledge.processors()] == [
-        "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950",
-        "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200",
-        "gfx1201",
+        "gfx803", "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950",
+        "gfx1010", "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1100", "gfx1101", "gfx1102", "gfx1103",
+        "gfx1150", "gfx1151", "gfx1200", "gfx1201",
     ]  # fmt: skip
 
 

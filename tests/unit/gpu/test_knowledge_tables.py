@@ -12,12 +12,11 @@ from packaging.utils import canonicalize_name
 
 from imagefactory.actions import scan_wheels
 from imagefactory.gpu import contradictions, knowledge
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, CodeKind, GpuCode, parse_code
 from imagefactory.gpu.knowledge.packages import parse_bound, parse_scanned, source_build
 from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 from imagefactory.gpu.knowledge.toolkits import run_time_compilers
-from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult
+from imagefactory.gpu.values import Compatibility, GpuLibrary, ModuleCount, ScanResult, rocm_of
 from imagefactory.progress import QuietProgress
 from imagefactory.versions import natural
 from tests.made.errors import fails

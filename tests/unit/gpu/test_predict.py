@@ -594,11 +594,50 @@ def test_a_library_that_names_its_drivers_says_where_it_works() -> None:
     assert predict(place, data_center, "535.54.03").warnings == ()  # the library that comes first compiles
     assert predict(place, data_center, "525.60.13").answer is Compatibility.NO
     assert predict(place, mixed, "470.57.02").answer is Compatibility.UNKNOWN
-    assert predict(place, mixed, "470.57.02", gpu="A40").answer is Compatibility.UNKNOWN
+    assert predict(place, mixed, "470.57.02", gpu="A40 (8.6)").answer is Compatibility.YES
+    assert predict(place, mixed, "470.57.02", gpu="NVIDIA A10").answer is Compatibility.YES
+    assert predict(place, mixed, "470.57.02", gpu="RTX A6000 (8.6)").answer is Compatibility.UNKNOWN
     assert predict(place, mixed, "470.57.02", gpu="RTX 3090 (8.6)").answer is Compatibility.NO
     newer = predict(place, data_center, "595.10")
     assert newer.answer is Compatibility.PTX
     assert any("803" in warning for warning in newer.warnings)
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpu", "code"),
+    [
+        ("595.10", "", "803"),  # newer
+        ("545.90.01", "", ""),
+        ("550.54.14", "", ""),  # its own
+        ("550", "", ""),
+        ("530.30.02", "", "803"),  # of no branch that it serves
+        ("550.54.14", "GeForce RTX 4090", "804"),
+        ("", "GeForce RTX 4090", "804"),
+        ("", "", ""),
+    ],
+)
+def test_a_library_path_that_always_loads_it_fails_elsewhere(driver: str, gpu: str, code: str) -> None:
+    facts = (
+        ("driver", "LD_LIBRARY_PATH", "/opt/lib:/usr/local/cuda/compat"),
+        ("driver", "libcuda.so.550.54.14", "CUDA 12.4 for drivers 470,535,545"),
+    )
+    place = replace(tensorflow_2_18(), toolkit=("libcuda.so.550.54.14",), facts=facts)
+    one = predict(place, parse_capability("9.0"), driver, gpu=gpu)
+    assert (one.answer is Compatibility.NO) == bool(code)
+    assert code in one.reason
+    free = replace(place, facts=facts[1:])
+    assert code or predict(free, parse_capability("9.0"), driver, gpu=gpu).answer == one.answer
+    assert any("803" in warning for warning in one.warnings) == (not driver and not gpu)
+
+
+def test_nvidias_hook_chooses_it_on_consumer_gpus_too() -> None:
+    """Where the driver would do without it: nothing in the toolkit looks at the GPU."""
+    note = ("driver", "libcuda.so.580.65.06", "CUDA 13.0 for drivers 535,550,570")
+    place = replace(tensorflow_2_18(), toolkit=("libcuda.so.580.65.06",), facts=(note,))
+    for gpu, count in (("GeForce RTX 3090", 1), ("A40 (8.6)", 0), ("", 0)):
+        one = predict(place, parse_capability("8.6"), "570.86.15", gpu=gpu)
+        assert one.answer is Compatibility.YES
+        assert sum("804" in warning for warning in one.warnings) == count
 
 
 def test_the_drivers_own_libraries_in_an_image_are_told() -> None:
@@ -671,6 +710,9 @@ def test_a_driver_that_cannot_be_judged_is_said() -> None:
         (library("nvidia/cudnn/lib/libcudnn_ops.so.9", "3 sm_80 sm_90"), Compatibility.YES, ""),
         (library("opt/lib/libcublasLt.so.12", "3 sm_80"), Compatibility.YES, ""),
         (library("lib/libcudadevrt.a", "3 sm_80"), Compatibility.YES, ""),
+        (library("flash_mla/_C.so", "3 sm_90a", "2 sm_100f"), Compatibility.YES,
+         "; without _C.so, only for sm_100f, sm_90a"),
+        (library("flash_mla/_C.so", "3 sm_90a", "1 sm_80"), Compatibility.PARTLY, "all but flash_mla: _C.so"),
         (library("bitsandbytes/librocm.so", "3 gfx90a"), Compatibility.YES, ""),
         (library("torchvision/_D.so", "3 sm_70 sm_80", damage="at 0x40: cut"), Compatibility.PARTLY,
         "is damaged"),
@@ -693,6 +735,46 @@ def test_a_damaged_library_gives_no_answer() -> None:
     one = ask(place, "8.0")
     assert one.answer is Compatibility.UNKNOWN
     assert one.reason == "libtorch_cuda.so is damaged: at 0x1a40: cut short"
+
+
+@pytest.mark.parametrize(
+    ("modules", "capability", "answer"),
+    [
+        (["39 sm_80 sm_90", "5 sm_89 sm_120", "8 sm_100f sm_120f"], "8.0", Compatibility.YES),
+        (["39 sm_80 sm_90", "5 sm_80 sm_90"], "8.0", Compatibility.YES),
+        (["39 sm_70 sm_80 sm_90", "5 sm_80 sm_90"], "7.0", Compatibility.PARTLY),
+        (["39 sm_75 sm_80 sm_90 sm_120", "1 sm_75 sm_80 sm_89"], "12.0", Compatibility.PARTLY),
+        (["5 sm_80 sm_90", "8 sm_89 sm_120"], "8.0", Compatibility.NO),
+    ],
+)
+def test_modules_for_what_a_gpu_cannot_do_are_not_missed(
+    modules: list[str], capability: str, answer: Compatibility
+) -> None:
+    for name in ("_C.abi3.so", "_C.cpython-311-x86_64-linux-gnu.so"):
+        place = contents(library(f"vllm/{name}", *modules), packages=["vllm==0.21.0"])
+        assert ask(place, capability).answer is answer
+
+
+def test_libraries_that_no_row_names_do_not_make_a_build_for_cpus() -> None:
+    place = contents(library("vllm/_new.so", "3 sm_80 sm_90"), packages=["vllm==0.4.2"])
+    assert ask(place, "8.0").answer is Compatibility.UNKNOWN
+    assert ask(contents(packages=["vllm==0.4.2"]), "8.0").answer is Compatibility.NO
+
+
+def test_one_module_in_a_hundred_is_a_special_case() -> None:
+    few = contents(library("a.so", "342 sm_70 sm_75", "1 sm_70 sm_80"))
+    assert ask(few, "7.5").answer is Compatibility.YES
+    more = contents(library("a.so", "90 sm_70 sm_80", "1 sm_80 sm_90"))
+    assert ask(more, "7.0").answer is Compatibility.PARTLY
+
+
+def test_without_a_framework_a_library_for_other_gpus_is_not_missed() -> None:
+    plain, special = library("a.so", "2 sm_70 sm_80"), library("b.so", "3 sm_90a")
+    both = ask(contents(plain, special), "8.0")
+    assert both.answer is Compatibility.YES
+    assert both.reason.endswith("; without b.so, only for sm_90a")
+    assert ask(contents(special), "8.0").answer is Compatibility.NO
+    assert ask(contents(plain, special), "9.0").answer is Compatibility.NO
 
 
 def test_without_a_framework_every_library_counts() -> None:

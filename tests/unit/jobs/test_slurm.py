@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,11 +15,13 @@ import pytest
 
 from imagefactory.errors import ImagefactoryError
 from imagefactory.jobs.slurm import format_reach, request_gpus, write_slurm
+from imagefactory.jobs.spec import JobSpec
+from imagefactory.runtime.hardware import MAKE_CDI
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import Site, find_site
 from imagefactory.schedulers.sizes import GB
 from imagefactory.schedulers.slurm.nodes import parse_nodes
-from imagefactory.settings.choices import PYXIS
+from imagefactory.settings.choices import EDF, PODMAN, PYXIS
 from tests.made.offers import job_spec
 
 UUID, MIG = "GPU-11111111-2222-3333-4444-555555555555", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9"
@@ -113,7 +116,7 @@ def run_script(
     """Runs a script as a node would, with programs that tell how they were called."""
     programs = {
         "apptainer": 'printf "%s\\n" "$@"',
-        "srun": 'echo "PYTHONNOUSERSITE=$PYTHONNOUSERSITE"; printf "%s\\n" "$@"',
+        "srun": 'env | grep -E "^(PYTHONNOUSERSITE|PWD)="; printf "%s\\n" "$@"',
         "nvidia-smi": f"""case $1 in
 -L) cat <<'END'
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: {UUID})
@@ -154,19 +157,23 @@ def test_the_program_runs_in_the_image_with_its_arguments(tmp_path: Path) -> Non
     assert "@sha256:" in address
 
 
-def pyxis_site() -> Site:
-    return replace(find_site("slurm"), container=PYXIS, kinds=(ImageKind.DOCKER,))
+def site_with(container: str) -> Site:
+    return replace(find_site("slurm"), container=container, kinds=(ImageKind.DOCKER,))
+
+
+def job_for(container: str, **changes: Any) -> JobSpec:
+    return replace(job_spec(site="slurm", kind=ImageKind.DOCKER, **changes), site=site_with(container))
 
 
 def test_pyxis_starts_the_program_in_the_image_by_digest(tmp_path: Path) -> None:
     words = ("--name", "it's $HOME", "")
-    job = replace(job_spec(site="slurm", kind=ImageKind.DOCKER, arguments=words, cpus=8), site=pyxis_site())
+    job = job_for(PYXIS, arguments=words, cpus=8)
     (text,) = write_slurm(job).values()
     code, output = run_script(tmp_path, text)
     assert code == 0, output
     host, _, path = job.image.address.removeprefix("docker://").partition("/")
-    assert output.splitlines() == [
-        "PYTHONNOUSERSITE=1",
+    assert "PYTHONNOUSERSITE=1" in output.splitlines()
+    assert output.splitlines()[2:] == [
         "--ntasks=1",
         "--cpus-per-task=8",
         f"--container-image=docker://{host}#{path}",
@@ -180,6 +187,109 @@ def test_pyxis_starts_the_program_in_the_image_by_digest(tmp_path: Path) -> None
     ]
     assert "@sha256:" in path
     assert "apptainer" not in text
+
+
+@pytest.mark.parametrize("directory", ["", "jobs", "/shared/jobs"])
+def test_an_edf_stands_beside_its_script_and_names_the_digest(tmp_path: Path, directory: str) -> None:
+    columns = {"columns": ("run",), "rows": ((), ()), "arguments": ("$(run)",), "gather": "sum.sh"}
+    job = job_for(EDF, cpus=8, name="it", directory=directory, **columns)
+    texts = write_slurm(job)
+    assert list(texts) == ["it.sbatch", "it-gather.sbatch", "it.toml"]
+    edf = tomllib.loads(texts["it.toml"])
+    host, _, path = job.image.address.removeprefix("docker://").partition("/")
+    assert edf == {
+        "image": f"{host}#{path}",
+        "mounts": ["${SLURM_SUBMIT_DIR}:${SLURM_SUBMIT_DIR}"],
+        "workdir": "${PWD}",
+        "entrypoint": False,
+        "env": {"PYTHONNOUSERSITE": "1"},
+    }
+    assert path.endswith(f"@{job.image.subject.index}")
+    where = {"": f"{tmp_path}/it.toml", "jobs": f"{tmp_path}/jobs/it.toml"}.get(
+        directory, "/shared/jobs/it.toml"
+    )
+    for name, program in (("it.sbatch", ["../train.sh", "2"]), ("it-gather.sbatch", ["./sum.sh"])):
+        code, output = run_script(tmp_path, texts[name], "2")
+        assert code == 0, output
+        assert f"--environment={where}" in output.splitlines()
+        assert output.splitlines()[-len(program) :] == program
+    assert "PWD=" + str(tmp_path / "run-2") in run_script(tmp_path, texts["it.sbatch"], "2")[1]
+
+
+@pytest.mark.parametrize("container", [PYXIS, EDF])
+@pytest.mark.parametrize(("version", "code"), [("3.5.0", 9), ("4.0.0", 0), ("4.10.1", 0), ("", 0)])
+def test_an_enroot_that_takes_no_digest_stops_the_job(
+    tmp_path: Path, container: str, version: str, code: int
+) -> None:
+    enroot = tmp_path / "enroot"
+    enroot.write_text(f"#!/bin/sh\necho {version}\n[ -n '{version}' ]\n")
+    enroot.chmod(0o755)
+    text = write_slurm(job_for(container))[f"{job_for(container).name}.sbatch"]
+    ended, output = run_script(tmp_path, text)
+    assert (ended, "./train.sh" in output) == (code, code == 0), output
+
+
+def run_podman(
+    folder: Path, cdi: str | None, visible: str, runtime: str = "crun", **changes: Any
+) -> tuple[int, list[str]]:
+    """Run a job for podman on a node with this text in a CDI specification and two GPUs."""
+    (text,) = write_slurm(job_for(PODMAN, **changes)).values()
+    for number, uuid in enumerate((UUID, f"GPU-2222{UUID[8:]}")):
+        gpu = folder / f"proc/0000:0{number}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"GPU UUID: \t {uuid}\n")
+    if cdi is not None:
+        (folder / "cdi").mkdir()
+        (folder / "cdi/nvidia.yaml").write_text(cdi)
+    podman = folder / "podman"
+    podman.write_text(f"#!/bin/sh\n[ $1 = info ] && echo {runtime} || printf '%s\\n' \"$@\"\n")
+    podman.chmod(0o755)
+    text = text.replace("/etc/cdi", str(folder / "cdi")).replace("/var/run/cdi", str(folder / "none"))
+    code, output = run_script(
+        folder, text.replace("/proc/driver/nvidia/gpus", str(folder / "proc")), visible=visible
+    )
+    return code, output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("spec", "visible", "names", "uuids"),
+    [
+        (f"kind: nvidia.com/gpu\nname: {UUID}\n", "0", [UUID], UUID),
+        ("kind: nvidia.com/gpu\nname: '0'\n", "GPU-1111", ["0"], UUID),
+        (f"kind: nvidia.com/gpu\nname: {MIG}\n", MIG, [MIG], MIG),
+    ],
+)
+def test_podman_gets_the_gpus_of_the_job_by_cdi(
+    tmp_path: Path, spec: str, visible: str, names: list[str], uuids: str
+) -> None:
+    code, words = run_podman(tmp_path, spec, visible, arguments=("a b", ""))
+    assert code == 0, words
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--device"] == [
+        f"nvidia.com/gpu={name}" for name in names
+    ]
+    assert f"CUDA_VISIBLE_DEVICES={uuids}" in words
+    address = job_for(PODMAN).image.address.removeprefix("docker://")
+    assert words[-5:] == ["--entrypoint", "./train.sh", address, "a b", ""]
+    assert f"{tmp_path}:{tmp_path}" in words
+    assert "--cgroups=disabled" in words
+
+
+@pytest.mark.parametrize(
+    ("spec", "visible"), [(None, "0"), ("", "0"), ("kind: nvidia.com/gpu\nname: '0'\n", MIG)]
+)
+def test_podman_without_a_specification_of_the_gpu_stops_the_job(
+    tmp_path: Path, spec: str | None, visible: str
+) -> None:
+    code, words = run_podman(tmp_path, spec, visible)
+    assert code == 9
+    assert MAKE_CDI.partition("=")[0] in words[-1]
+
+
+def test_podman_starts_a_job_on_cpus_without_devices(tmp_path: Path) -> None:
+    code, words = run_podman(tmp_path, None, "", "runc", gpus=0)
+    assert code == 0, words
+    assert "--device" not in words
+    assert "--cgroups=disabled" not in words
 
 
 def test_each_run_of_a_sweep_has_its_values_and_its_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from imagefactory.errors import LockError
 from imagefactory.extras.nightly.night import last_commit
-from imagefactory.gpu.builds import built_for
+from imagefactory.gpu.values import built_for
 from imagefactory.lock.changes import base_moves, content_hash, lock_moves, publisher_changes
 from imagefactory.lock.conda.facts import cuda_version
 from imagefactory.lock.conda.file import MAX_BYTES, format_conda_lock, merge_depends, parse_conda_lock

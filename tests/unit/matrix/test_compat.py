@@ -21,7 +21,6 @@ from imagefactory.actions import inspect
 from imagefactory.actions.find import read_candidates
 from imagefactory.actions.locked import require_lock
 from imagefactory.gpu import knowledge
-from imagefactory.gpu.builds import rocm_of
 from imagefactory.gpu.capability import Capability, parse_capability, parse_code
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.contradictions import CapabilityDifference
@@ -38,6 +37,7 @@ from imagefactory.gpu.values import (
     InstalledPackage,
     ModuleCount,
     ScanResult,
+    rocm_of,
 )
 from imagefactory.matrix.compat import (
     ANY,

@@ -499,13 +499,13 @@ def test_a_name_that_is_replaced_leaves_the_file_to_the_others(monkeypatch: pyte
         scan_layer(iter([data]))
 
 
-NOTE = b'{"Format":1,"CUDA Version":"13.0","Driver":[535,550],"Device":[1]}'
+NOTE = b'NVIDIA Corporation\0\0{"format":1,"CUDA version":"13.0","driver":[535,550],"device":[1]}'
 
 
 def test_the_drivers_libraries_say_what_they_are_for(tmp_path: Path) -> None:
     """NVIDIA's for forward compatibility in an ELF note; those that an installer left, by where they lie."""
     compat, own = "usr/local/cuda/compat/libcuda.so.580.173.02", "usr/lib/libnvidia-ml.so.610.43"
-    data = b"\x7fELF\x02\x01" + bytes(700_000) + NOTE + bytes(100)
+    data = b"\x7fELF\x02\x01" + bytes(699_980) + NOTE + bytes(100)  # from one piece into the next
     wanted = [
         ("driver", "libcuda.so.580.173.02", "CUDA 13.0 for drivers 535,550"),
         ("driver", "libnvidia-ml.so.610.43", "of the image itself"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from imagefactory.model import Outcome
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import find_site
 from imagefactory.schedulers.slurm.nodes import parse_nodes
-from imagefactory.settings.choices import PYXIS
+from imagefactory.settings.choices import CONTAINERS
 from imagefactory.trust.catalog import CatalogImage, ImageOffer
 from tests.made.offers import (
     IMAGE,
@@ -69,6 +69,7 @@ def check(
     offered: ImageOffer | None = VERIFIED,
     inventory: Inventory | None = CLUSTER,
     digest: str = "",
+    edfs: Mapping[str, str] | None = None,
 ) -> SubmitCheckResult:
     def judge(image: CatalogImage) -> ImageOffer:
         assert offered is not None
@@ -80,6 +81,7 @@ def check(
         catalog=catalog_of(offered.image) if offered else None,
         offer=judge,
         digest=lambda _: digest,
+        edf=(edfs or {}).get,
     )
     return check_batch(parse_batch(text, "a.sbatch"), around)
 
@@ -126,11 +128,13 @@ def test_what_is_written_stands_its_own_check(
     assert checked.jobs[0].target == IMAGE.target
 
 
-def test_what_is_written_for_pyxis_stands_it_too() -> None:
-    site = replace(find_site("slurm"), container=PYXIS)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_what_is_written_for_each_container_program_stands_it_too(container: str) -> None:
+    site = replace(find_site("slurm"), container=container)
     offered = offer(verdict("8.0"))
-    (script,) = write_slurm(replace(job_spec(site="slurm", offered=offered), site=site)).values()
-    checked = check(script, offered=offered)
+    job = replace(job_spec(site="slurm", kind=ImageKind.DOCKER, offered=offered), site=site, directory="jobs")
+    script, *edf = write_slurm(job).values()
+    checked = check(script, offered=offered, edfs={f"./jobs/{job.name}.toml": text for text in edf})
     assert checked.all_findings == (), format_check(checked)
     assert checked.jobs[0].target == IMAGE.target
 
@@ -139,6 +143,43 @@ def test_what_is_written_for_cpus_stands_it_too() -> None:
     offered = offer(cuda="none")
     (script,) = write_slurm(job_spec(site="slurm", offered=offered, gpus=0)).values()
     assert check(script, offered=offered).all_findings == ()
+
+
+PINNED = f'image = "{REFERENCE.replace("/", "#", 1)}"\n'
+
+
+@pytest.mark.parametrize(
+    ("edf", "found", "said"),
+    [
+        (PINNED, [], ""),
+        ('base_environment = "torch"\n', ["unread"], ""),
+        ('image = "${SCRATCH}/a.sqsh"\n', ["unread"], ""),
+        (PINNED.replace("#", "/"), ["pyxis"], "Docker Hub"),
+        ('image = "registry.example.org#gpu/pytorch:2.3.1-cu121"\n', ["tag"], f"-> write {PINNED[9:-2]}"),
+        ("image = a\n", ["edf"], "it is not TOML"),
+        ("mounts = []\n", ["edf"], "names no image"),
+        ("image = 1\n", ["edf"], "names no image"),
+        (f"{PINNED}mount = []\n", ["edf"], "-> write mounts"),
+        (f'{PINNED}mounts = ["/a", "/a:/a", "/a:/a:ro"]\n', ["edf"], "'/a' is not a mount"),
+        (f"{PINNED}[env]\nA = 1\n", ["edf"], 'write A = "1"'),
+        ("a = " + "[" * 5000, ["edf"], "it is not TOML"),
+    ],
+)
+def test_the_image_of_an_edf(edf: str, found: list[str], said: str) -> None:
+    text = f"{GPU}srun --environment=./a.toml python\n"
+    offered = offer(verdict("8.0"))
+    checked = check(text, offered=offered, edfs={"./a.toml": edf}, digest=REFERENCE.partition("@")[2])
+    assert rules(checked) == [(rule, 4, 20) for rule in found], format_check(checked)
+    assert not found or said in told(checked, found[0])
+    text = text.replace("environment=./", "edf=$SLURM_SUBMIT_DIR/")
+    other = check(text, offered=offered, edfs={"./a.toml": edf})
+    assert [rule for rule, *_ in rules(other)] == found
+
+
+def test_an_edf_for_a_whole_script_is_discouraged() -> None:
+    text = f"{GPU}#SBATCH --environment=./a.toml\npython\n"
+    checked = check(text, offered=offer(verdict("8.0")), edfs={"./a.toml": PINNED})
+    assert rules(checked) == [("edf", 4, 9)]
 
 
 # --- GPUs ------------------------------------------------------------------------------------------
@@ -316,7 +357,12 @@ STORED = f"docker://{REFERENCE}"
          "nvcr.io#nvidia/p@sha256"),
         (GPU + START.replace("sha256:aaaa", "sha256:ffff"), ("unknown-image", 4, 46), "--site slurm"),
         (GPU + "docker run --rm img python\n", ("nv", 4, 1), "write docker run --gpus all"),
-        (GPU + "podman run --rm img python\n", ("nv", 4, 1), "--device nvidia.com/gpu=all"),
+        (GPU + "podman run --rm img python\n", ("nv", 4, 1), "--container podman"),
+        (GPU + f"podman run --device nvidia.com/gpu=all {REFERENCE} python\n", ("all-gpus", 4, 1),
+         "other jobs"),
+        (GPU + f"export PYXIS_CONTAINER_IMAGE={REFERENCE}\nsrun python\n", ("pyxis", 4, 8), "Docker Hub"),
+        (GPU + "srun --environment=none python\n", ("unread", 4, 20), "'none' is not here"),
+        (GPU + "srun --environment ./$1.toml python\n", ("unread", 4, 20), "is not here"),
         (GPU + "singularity exec --nv a/torch.sif python\n", ("name", 4, 23), "12 digits of its sha256"),
         (GPU + "apptainer exec --nv docker://A B\n", ("reference", 4, 21), "'docker://A'"),
         (GPU + "apptainer exec --nv library://a/b:1 B\n", ("reference", 4, 21), "write docker:// or oras://"),
