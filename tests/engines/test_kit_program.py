@@ -302,11 +302,13 @@ def test_podman_in_dockers_clothes_is_refused(bench: Bench) -> None:
 def test_podman_gives_the_gpus_by_cdi(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"says": [json.dumps(inspected(Id=CONFIG.removeprefix("sha256:"), RepoDigests=[]))]}
     known = {"podman image inspect .*": there, "podman rm .*": {}, "podman run .*": GOOD}
-    monkeypatch.setattr(start, "CDI_SPECS", (tmp_path / "cdi",))
+    monkeypatch.setattr(start, "CDI_FOLDERS", (str(tmp_path / "cdi"),))
     answer(bench, "podman", {"podman --version": {"says": ["podman version 4.3.1"]}, **known})
     assert bench.run() == 6
     (tmp_path / "cdi").mkdir()
-    (tmp_path / "cdi/nvidia.yaml").touch()
+    (tmp_path / "cdi/nvidia.yaml").write_text(
+        f'kind: nvidia.com/gpu\ndevices:\n- name: "{UUID}"\n- name: all\n'
+    )
     answer(bench, "podman", {"podman --version": {"says": ["podman version 4.0.2"]}})
     assert bench.run("--runner", "podman") == 6
     answer(bench, "podman", {"podman --version": {"says": ["podman version 4.3.1"]}})
@@ -315,6 +317,10 @@ def test_podman_gives_the_gpus_by_cdi(bench: Bench, tmp_path: Path, monkeypatch:
     assert "--device nvidia.com/gpu=all --network none" in run
     assert "--gpus" not in run
     assert bench.result("run.json")["runner"] == "podman"
+    assert bench.run("--gpus", "0") == 0
+    run = " ".join([call for call in bench.calls() if call[:2] == ["podman", "run"]][-1])
+    assert f"--device nvidia.com/gpu={UUID} --network none" in run
+    assert f"CUDA_VISIBLE_DEVICES={UUID}" in run
 
 
 @pytest.mark.parametrize("where", ["complains", "says"])
@@ -354,7 +360,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
 def test_one_that_is_told_to_end_leaves_nothing_behind(bench: Bench) -> None:
     docker(bench, {"says": ["started"], "sleeps": 600})
     program = (
-        "import json, sys; from pathlib import Path; from imagefactory.verify.kit.hardware import Places; "
+        "import json, sys; from pathlib import Path; from imagefactory.runtime.hardware import Places; "
         "from imagefactory.verify.kit.program import main; "
         "sys.exit(main([], json.loads(sys.argv[1]), Path(sys.argv[2]), Places(*json.loads(sys.argv[3]))))"
     )
@@ -527,6 +533,46 @@ def test_two_gpus_make_the_first_that_fits_visible(tmp_path: Path) -> None:
     docker(bench, GOOD)
     assert bench.run() == 0
     assert f"CUDA_VISIBLE_DEVICES={UUID}" in next(call for call in bench.calls() if call[1] == "run")
+
+
+def test_selected_gpus_come_by_dockers_runtime_or_cdi(bench: Bench, tmp_path: Path) -> None:
+    docker(bench, GOOD)
+
+    def started(*argv: str) -> list[str]:
+        assert bench.run("--runner", "docker", *argv, CUDA_VISIBLE_DEVICES="7") == 0
+        return [call for call in bench.calls() if call[1] == "run"][-1]
+
+    call = started("--gpus", UUID)
+    assert call[call.index("--gpus") + 1] == f'"device={UUID}"'
+    assert f"CUDA_VISIBLE_DEVICES={UUID}" in call
+    everything = started("--gpus", "all")  # whatever the batch system says
+    assert everything[everything.index("--gpus") + 1] == "all"
+    assert "CUDA_VISIBLE_DEVICES" not in " ".join(everything)
+    (tmp_path / "gpus.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}))
+    answer(
+        bench, "docker", {"docker info .*json .*": {"says": [json.dumps({"CDISpecDirs": [str(tmp_path)]})]}}
+    )
+    call = started("--gpus", "0")
+    assert call[call.index("--device") + 1] == "nvidia.com/gpu=0"
+    assert "--gpus" not in call
+
+
+def test_a_gpu_that_is_not_there_stops_a_kit_before_anything_is_started(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker(bench, GOOD)
+    for text in ("1", "GPU-0", "0,0", "MIG-1"):
+        assert bench.run("--gpus", text) == 2
+        assert f"0 ({UUID})" in capsys.readouterr().err
+    assert not bench.calls()
+    assert not (bench.kit / "result").exists()
+
+
+def test_apptainer_gets_the_selected_gpus(bench: Bench) -> None:
+    apptainer(bench, GOOD)
+    assert bench.run("--gpus", "0") == 0
+    environ = bench.environs()[-1]
+    assert (environ["NVIDIA_VISIBLE_DEVICES"], environ["APPTAINERENV_CUDA_VISIBLE_DEVICES"]) == (UUID, UUID)
 
 
 # --- refusals ------------------------------------------------------------------------------------

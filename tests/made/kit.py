@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from imagefactory.oci.manifests import Descriptor, Image, OciLayer
+from imagefactory.runtime.hardware import Places
 from imagefactory.suite.gpu import table
-from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.kit.program import main
 from imagefactory.verify.kits import KitRequest, make_kit
 from imagefactory.verify.nonces import IssuedNonce, NonceStore, format_nonce
@@ -176,6 +176,7 @@ def docker(bench: Bench, run: dict[str, Any], **changes: Any) -> None:
         {
             "docker --version": {"says": ["Docker version 26.1.5, build a72d7cd"]},
             "docker version .*": {"says": ["26.1.5"]},
+            "docker info .*json .*": {"says": ["{}"]},
             "docker image inspect .*": {"says": [json.dumps(inspected(**changes))]},
             "docker rm .*": {},
             "docker run .*": run,

@@ -25,6 +25,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .hardware import (
+    ALL,
+    CDI_FOLDERS,
+    MAKE_CDI,
+    CdiDevices,
+    SelectedGpu,
+    cdi_names,
+    outdated_cdi,
+    read_cdi,
+    read_driver,
+)
+
 EXIT_USAGE, EXIT_TOOL, EXIT_IMAGE = 2, 6, 8
 LARGEST_LINE = 2000
 MOST_LINES = 4000
@@ -196,20 +208,26 @@ class Kit(NamedTuple):
     expires: str
 
 
-CDI_SPECS = (Path("/etc/cdi"), Path("/var/run/cdi"))
-GPUS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
-"""The options for all GPUs. podman finds the name in the specification of CDI, and may ignore --gpus."""
+def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
+    """Return the options of docker or podman for these GPUs, for all without any.
+
+    They come by CDI if its specifications name GPUs. podman may ignore --gpus.
+    """
+    if devices.names:
+        return [word for name in cdi_names(gpus, devices) for word in ("--device", name)]
+    uuids = ",".join(gpu.uuid for gpu in gpus)
+    return ["--gpus", f'"device={uuids}"' if uuids else ALL]  # docker reads CSV
 
 
 def docker_argv(
-    kit: Kit, image: str, work: Path, name: str, visible: str, program: str = "docker"
+    kit: Kit, image: str, work: Path, name: str, visible: str, gpus: Sequence[str], program: str = "docker"
 ) -> list[str]:
-    """Return the command line of docker or podman.
+    """Return the command line of docker or podman. `gpus` are the options of `gpu_options`.
 
     `image` is a digest or id; `work` contains suite, expect and report.
     """
     return [
-        *(program, "run", "--rm", "--pull", "never", "--name", name, *GPUS[program], "--network", "none"),
+        *(program, "run", "--rm", "--pull", "never", "--name", name, *gpus, "--network", "none"),
         *("--init", "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true"),
         *("--pids-limit", "32768", "--ipc", "private", "--tmpfs", SHARED_MEMORY),
         *("--user", "0:0", "--workdir", "/", "--hostname", "imagefactory"),
@@ -306,7 +324,7 @@ class Docker:
 
     def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
         self.kit, self.environ, self.keep = kit, dict(environ), keep
-        self.pulled = ""
+        self.pulled, self.devices = "", CdiDevices((), ())
         self._plain: tuple[str, ...] = ()  # docker's daemon knows itself which registries are plain
 
     def require(self) -> None:
@@ -318,6 +336,16 @@ class Docker:
         if "podman" in ask([self.name, "--version"], self.environ).lower():
             raise Stop("this docker is podman, which may ignore --gpus: use --runner podman", EXIT_TOOL)
         ask([self.name, "version", "--format", "{{.Server.Version}}"], self.environ)
+        # Docker 25 or newer with CDI. Older ones have no such field.
+        facts = json.loads(ask([self.name, "info", "--format", "{{json .}}"], self.environ))
+        self._read_cdi(facts.get("CDISpecDirs") or ())
+
+    def _read_cdi(self, folders: Sequence[str]) -> None:
+        """Read the specifications of CDI. Raises Stop if they are for another driver than the loaded one."""
+        self.devices = read_cdi(folders)
+        problem = outdated_cdi(self.devices, read_driver())
+        if problem:
+            raise Stop(f"{problem}: {MAKE_CDI}", EXIT_TOOL)
 
     def fetch(self, named: str, _: Path) -> str:
         """Return the id of the image. Raises Stop if it is not available, or is another image."""
@@ -335,10 +363,11 @@ class Docker:
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
         return str(here["Id"])
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
-        """Run the container. Raises Stop if it was not started."""
+    def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
+        """Run the container with these GPUs, all for none. Raises Stop if it was not started."""
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
-        argv = docker_argv(self.kit, image, work, name, visible, self.name)
+        options = gpu_options(gpus, self.devices)
+        argv = docker_argv(self.kit, image, work, name, visible, options, self.name)
         try:
             ended = follow(argv, self.environ, self.kit.timeout)
         finally:
@@ -393,10 +422,9 @@ class Podman(Docker):
         text = ask(["podman", "--version"], self.environ)
         if tuple(int(part) for part in re.findall("[0-9]+", text)[:2]) < (4, 1):
             raise Stop(f"{clean(text)} gives no GPUs to containers: 4.1 or newer is needed", EXIT_TOOL)
-        if not any(path.suffix in (".json", ".yaml") for folder in CDI_SPECS for path in _listed(folder)):
-            raise Stop(
-                "podman finds no GPUs: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", EXIT_TOOL
-            )
+        self._read_cdi(CDI_FOLDERS)
+        if not self.devices.names:
+            raise Stop(f"podman finds no GPUs: {MAKE_CDI}", EXIT_TOOL)
 
     def _check_disk(self) -> None:
         """Check the free disk space of podman's storage."""
@@ -404,13 +432,6 @@ class Podman(Docker):
         root = Path(process.stdout.strip() or "/nowhere")
         if process.returncode == 0 and root.is_dir():
             check_free_space(root, self.kit.size * UNPACKED, "set graphroot in storage.conf to another disk")
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 class Apptainer:
@@ -480,9 +501,12 @@ class Apptainer:
             raise Stop(text, EXIT_USAGE)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
+    def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
         (work / "scratch").mkdir()
-        inside = {"APPTAINERENV_CUDA_VISIBLE_DEVICES": visible} if visible else {}
+        # Read by apptainer itself if it uses nvidia-container-cli. Else --nv binds all GPUs.
+        inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
+        if visible:
+            inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
         argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         return _check_started(ended, self.name, (255,), work)
@@ -544,8 +568,11 @@ class Pyxis:
         shutil.rmtree(cache, ignore_errors=True)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
-        """Run a step of the job in the image. Raises Stop if it was not started."""
+    def run(self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu]) -> EndedProcess:
+        """Run a step of the job in the image. Raises Stop if it was not started.
+
+        The step has the devices of the job, of which `visible` selects.
+        """
         if re.search("[:,]", str(work)):
             raise Stop(f"pyxis cannot mount {work}: move the kit to a path without ':' and ','", EXIT_USAGE)
         environ = {name: value for name, value in self.environ.items() if name != "TMPDIR"}

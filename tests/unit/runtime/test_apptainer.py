@@ -36,6 +36,17 @@ def test_gpus_are_asked_for_by_their_makers_options() -> None:
     assert "--rocm" not in plan("apptainer", "a.sif", RunSpec(argv=("true",)), caller, started=3).argv
 
 
+def test_nvidia_container_cli_gets_the_selected_gpus() -> None:
+    def variables(**fields: object) -> dict[str, str]:
+        spec = RunSpec(argv=("true",), **fields)  # type: ignore[arg-type]
+        return dict(plan("apptainer", "a.sif", spec, CALLER, started=3).environment)
+
+    two = ((1, "GPU-b", "/dev/nvidia1"), (0, "GPU-a", "/dev/nvidia0"))
+    assert variables(gpus=True, selected_gpus=two) == {"NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a"}
+    assert variables(gpus=True) == {"NVIDIA_VISIBLE_DEVICES": "all"}
+    assert variables() == {}
+
+
 @pytest.mark.parametrize("name", ["files", "scratch"])
 def test_a_limit_that_it_does_not_hold_is_refused(name: str) -> None:
     spec = RunSpec(argv=("true",), limits=((name, 1),))
