@@ -23,6 +23,7 @@ from imagefactory.errors import ToolError
 
 MAKE_SPEC = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 """Writes the CDI specification by which podman passes NVIDIA GPUs."""
+_MODEL = re.compile(r"^Model:[ \t]*(\S.{0,99})$", re.MULTILINE)
 NODES = "class/kfd/kfd/topology/nodes"
 """The directory of the kernel's AMD devices, below /sys."""
 _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)
@@ -105,7 +106,8 @@ NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, o
 class GpuDevices:
     """NVIDIA devices and libraries by absolute path. `links` are (soname, file name) of the libraries.
 
-    `driver` is the kernel module's version (`550.90.07`), empty without one.
+    `driver` is the kernel module's version (`550.90.07`), empty without one. `models` are the names of the
+    GPUs (`NVIDIA A100-SXM4-80GB`), empty if unknown.
     """
 
     devices: tuple[str, ...]
@@ -113,6 +115,7 @@ class GpuDevices:
     links: tuple[tuple[str, str], ...]
     programs: tuple[str, ...]
     driver: str
+    models: tuple[str, ...] = ()
 
     @property
     def nvidia(self) -> bool:
@@ -211,7 +214,14 @@ def find_gpus(
             )
         ),
         driver=parse_driver_version(version.read_text()) if version.is_file() else "",
+        models=read_models(proc / "driver/nvidia/gpus"),
     )
+
+
+def read_models(directory: Path) -> tuple[str, ...]:
+    """Return the names of the GPUs that the driver lists in /proc/driver/nvidia/gpus, sorted."""
+    texts = [path.read_text(errors="replace") for path in directory.glob("*/information")]
+    return tuple(sorted(match[1] for text in texts if (match := _MODEL.search(text))))
 
 
 def read_linker_cache() -> str:

@@ -207,7 +207,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
         image = runner.fetch(job.image, work)
         _prepare_directories(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible)
+        ended = runner.run(image, work, visible, seen)
     finally:
         runner.clear()
     facts.update(

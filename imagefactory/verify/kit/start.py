@@ -25,6 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .forward import FIRST, HEAD, LOOK, LOOK_SECONDS, read_look
+
 EXIT_USAGE, EXIT_TOOL, EXIT_IMAGE = 2, 6, 8
 LARGEST_LINE = 2000
 MOST_LINES = 4000
@@ -108,6 +110,27 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Compl
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def read_start(argv: Sequence[str], environ: Mapping[str, str], most: int) -> bytes:
+    """Return at most the first `most` bytes that a command prints in LOOK_SECONDS, and end it."""
+    process = subprocess.Popen(
+        argv,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    timer = threading.Timer(LOOK_SECONDS, end_group, (process,))
+    timer.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout as output:
+            return output.read(most)
+    finally:
+        timer.cancel()
+        end_group(process)
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -196,6 +219,7 @@ class Kit(NamedTuple):
     expires: str
 
 
+ALONE = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none")
 CDI_SPECS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 GPUS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
 """The options for all GPUs. podman finds the name in the specification of CDI, and may ignore --gpus."""
@@ -219,17 +243,18 @@ def docker_argv(
     ]  # fmt: skip
 
 
-def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
+def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int, forward: str = "") -> list[str]:
     """Return the command line of apptainer.
 
-    `image` is a file. /tmp in the image is on the disk, in `work`.
+    `image` is a file. /tmp in the image is on the disk, in `work`. `forward` is the directory of the image's
+    libcuda if programs must use it, empty for the machine's own.
     """
     return [
-        *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
-        *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
+        *(program, "--silent", "exec", "--nv", *ALONE, "--pwd", "/", "--workdir", str(work / "scratch")),
         *(("--no-privs",) if uid == 0 else ()),
         *_mounts(work, "source", "destination", "ro"),
         image,
+        *(("/bin/sh", "-c", FIRST, forward) if forward else ()),
         *kit.argv,
     ]
 
@@ -335,8 +360,11 @@ class Docker:
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
         return str(here["Id"])
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
-        """Run the container. Raises Stop if it was not started."""
+    def run(self, image: str, work: Path, visible: str, _: Mapping[str, Any]) -> EndedProcess:
+        """Run the container. Raises Stop if it was not started.
+
+        NVIDIA's hook, which gives the container its GPUs, chooses the libcuda.
+        """
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
         argv = docker_argv(self.kit, image, work, name, visible, self.name)
         try:
@@ -480,10 +508,18 @@ class Apptainer:
             raise Stop(text, EXIT_USAGE)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
+    def run(self, image: str, work: Path, visible: str, hardware: Mapping[str, Any]) -> EndedProcess:
+        """Run the .sif with the libcuda that NVIDIA's hook would choose, since apptainer has no hook.
+
+        `hardware` are the GPUs of the host.
+        """
         (work / "scratch").mkdir()
         inside = {"APPTAINERENV_CUDA_VISIBLE_DEVICES": visible} if visible else {}
-        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
+        privileges = ["--no-privs"] * (os.geteuid() == 0)
+        look = [self.program, "--silent", "exec", *ALONE, *privileges, image, "/bin/sh", "-c", LOOK]
+        output = read_start(look, self.environ, 2 * HEAD)
+        forward = read_look(output, hardware["driver"], [gpu["name"] for gpu in hardware["gpus"]])
+        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid(), forward)
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         return _check_started(ended, self.name, (255,), work)
 
