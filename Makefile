@@ -29,7 +29,10 @@ test: ## everything, as CI runs it
 nightly: ## the same on large inputs, all families, long storms
 	tests/run nightly
 
-bench: ## the benchmark: the first table and the picture of docs/benchmarks.md; hours
+floors: ## the first table of docs/benchmarks.md, against the least work; a quarter of an hour
+	$(bin)/python -m benchmarks --folder .benchmark --trials 3 --write floors
+
+bench: ## the benchmark: both tables and pictures of docs/benchmarks.md; hours
 	$(bin)/python -m benchmarks --folder .benchmark --write
 
 site: ## the documentation as a site in site/, its reference made from the code; a warning ends it
@@ -53,4 +56,4 @@ requirements: ## solve the project's own dependencies anew
 	    --no-annotate --python-version 3.11 - --output-file requirements/$$framework.txt; done
 	sed -n '/^py-rattler==/,/[^\\]$$/p' requirements/build.txt | grep -v '# via' >imagefactory/build/rattler.txt
 
-.PHONY: help setup check format unit test nightly bench site scanned mutants picture requirements
+.PHONY: help setup check format unit test nightly floors bench site scanned mutants picture requirements

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -46,17 +47,31 @@ def _cpu_seconds() -> float:
     return (sum(map(int, fields[1:9])) - idle) / os.sysconf("SC_CLK_TCK")
 
 
+def cpu_of_children(but: str) -> float:
+    """CPU seconds so far of this process's descendants, ended ones too, without programs named `but`."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = usage.ru_utime + usage.ru_stime
+    for pid in _descendants(os.getpid())[1:]:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:  # it ended meanwhile
+            continue
+        if not name.endswith(but[:15]):  # the kernel's limit
+            seconds += sum(map(int, rest.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
 def keep(file: Path, case: str, readings: Readings) -> None:
     kept = json.loads(file.read_text()) if file.exists() else {}
     kept[case] = {"day": date.today().isoformat(), "values": readings.values}
     file.write_text(json.dumps(kept, indent=1))
 
 
-def kept_in(file: Path) -> tuple[Readings, tuple[str, ...]]:
-    """All cases' values, and the days they were measured on."""
-    cases = json.loads(file.read_text()).values()
-    values = {name: numbers for case in cases for name, numbers in case["values"].items()}
-    return Readings(values), tuple(sorted({case["day"] for case in cases}))
+def kept_in(file: Path, cases: Sequence[str]) -> tuple[Readings, tuple[str, ...]]:
+    """Return the values of those of these cases that are measured, and the days of their measurement."""
+    kept = {case: row for case, row in json.loads(file.read_text()).items() if case in cases}
+    values = {name: numbers for row in kept.values() for name, numbers in row["values"].items()}
+    return Readings(values), tuple(sorted({row["day"] for row in kept.values()}))
 
 
 class PeakMemory:

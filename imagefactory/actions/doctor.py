@@ -21,9 +21,10 @@ from imagefactory.schedulers.pool import open_pool
 from imagefactory.settings.choices import POOLS, local_pool
 from imagefactory.settings.files import FILE_NAME, trust_command
 from imagefactory.settings.load import Settings
+from imagefactory.trust.catalog import Catalog
 from imagefactory.trust.keys import keys_directory, own_keys
 from imagefactory.trust.offers import verify_offer
-from imagefactory.trust.policy import read_trust
+from imagefactory.trust.policy import TrustRules, read_trust
 
 PURPOSES = ("build", "job", "verify", "site")
 """The values of `doctor --for`, the default first."""
@@ -123,17 +124,29 @@ def _check_settings(
     except ImagefactoryError as error:
         probe = ProbeResult(name="catalog", refusal=error.message, remedy=error.hint)
         return replace(facts, catalog=probe)
-    offers = [verify_offer(catalog, image, trust, now) for image in catalog.images]
-    forms = [(offer.judged, *(sif.judged for sif in offer.sifs)) for offer in offers]
     location = center.place or str(settings.root_path)
     summary = f"{location}, created {catalog.created:%Y-%m-%d}, valid until {catalog.expires:%Y-%m-%d}"
     return replace(
         facts,
         catalog=ProbeResult(name="catalog", answer=summary),
         catalog_notes=catalog.notes,
-        images=len(offers),
-        verified=sum(any(verified_evidence(judged).verified for judged in rows) for rows in forms),
+        images=len(catalog.images),
+        verified=_verified_target(catalog, trust, now),
     )
+
+
+def _verified_target(catalog: Catalog, trust: TrustRules, now: datetime) -> str:
+    """Return the first target with a valid verdict by a trusted key, empty without one.
+
+    The index of the catalog says which images may have one. Only these are read, until one has.
+    """
+    for number, entry in enumerate(catalog.entries if trust.keys else ()):
+        if entry.verified:
+            offer = verify_offer(catalog, catalog.images[number], trust, now)
+            rows = (offer.judged, *(sif.judged for sif in offer.sifs))
+            if any(verified_evidence(judged).verified for judged in rows):
+                return entry.target
+    return ""
 
 
 def _pool(environ: Mapping[str, str], now: datetime) -> ProbeResult | None:

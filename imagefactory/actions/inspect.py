@@ -60,7 +60,7 @@ from imagefactory.gpu.frameworks import (
 from imagefactory.gpu.knowledge import families, scanned, scanned_release
 from imagefactory.gpu.knowledge.packages import source_build
 from imagefactory.gpu.knowledge.tables import covers
-from imagefactory.gpu.predict import predict, predict_all, predict_run_time_code
+from imagefactory.gpu.predict import optional, predict, predict_all, predict_run_time_code
 from imagefactory.gpu.values import Compatibility, InstalledPackage, Prediction, ScanResult, platform_of
 from imagefactory.http import HttpError, HttpSession, local_path
 from imagefactory.lock.download import PackageCache
@@ -990,7 +990,7 @@ def predict_inspected(
             replaceable, decides = True, not own
             reason = f"{reason}; {other[1]}"
             answer = answer if own else other[0]
-        elif answer is Compatibility.NO and not decides:
+        elif answer is Compatibility.NO and not decides and not optional(part):
             answer, decides = Compatibility.PARTLY, True
         if answer is Compatibility.PARTLY and name in inspected.replaceable:
             warnings.append(f"{part.source}: {reason}; {inspected.package} also accepts older releases")

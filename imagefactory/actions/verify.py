@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +42,7 @@ from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.runtime.emulator import check_not_emulated
+from imagefactory.runtime.hardware import SelectedGpu
 from imagefactory.runtime.protocol import Runner
 from imagefactory.settings.choices import ENGINES
 from imagefactory.suite.gpu.context import Predicted
@@ -58,11 +59,15 @@ from imagefactory.trust.verdict import (
 )
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.gpu_run import (
+    VISIBLE,
+    VISIBLE_AMD,
     GpuRequest,
     GpuTrial,
     check_level,
     gpu_expectations,
     predict_coverage,
+    select_gpus,
+    selected_environment,
     timeout_of,
     unusable_gpus_note,
     verify_gpu,
@@ -100,12 +105,14 @@ class VerifyDependencies:
 class VerifyOptions:
     """Options of a verification. An empty `runner` means the setting, or a suitable one.
 
-    A GPU must have the `capability`. The verdict goes to the store, and to `registry` (`host[/path]`) if
-    set. The report goes to `output`, None for a file in the store.
+    `gpus` are the GPUs to use (`all`, `0,1`, UUIDs), empty for those of the batch system. A GPU must have
+    the `capability`. The verdict goes to the store, and to `registry` (`host[/path]`) if set. The report
+    goes to `output`, None for a file in the store.
     """
 
     level: str = FULL
     runner: str = ""
+    gpus: str = ""
     capability: str = ""
     registry: str = ""
     promote: bool = False
@@ -134,6 +141,7 @@ def verify_and_attach(
     """Verify the image with this name. Raises NoGpuError, before anything is fetched, without a GPU."""
     check_name(project, name)
     hardware = bench.evidence.read()
+    selected, environ = request_gpus(options.gpus, hardware, project.environ)
     key = signing_key(project, bench.clock())
     if options.promote and key is None:
         raise UsageError(
@@ -144,7 +152,9 @@ def verify_and_attach(
     if options.output:
         check_output(options.output)
     image = resolve_image(project, name, options.registry, progress)
-    report = verify_image(project, image, hardware, options, bench, progress)
+    report = verify_image(
+        project, image, hardware, options, bench, progress, selected=selected, environ=environ
+    )
     path = write_unsigned_report(project, report, options.output)
     signed = sign_report(project, report, key, bench.clock())
     attached: tuple[str, ...] = ()
@@ -165,8 +175,11 @@ def verify_image(
     options: VerifyOptions,
     bench: VerifyDependencies,
     progress: Progress,
+    *,
+    selected: tuple[SelectedGpu, ...],
+    environ: Mapping[str, str],
 ) -> GpuReport:
-    """Run the GPU suite in the image on this machine, whose GPUs are `hardware`.
+    """Run the GPU suite in the image on this machine, whose GPUs are `hardware`, on those of `request_gpus`.
 
     Raises ToolError for an image of another processor and UsageError for a level that does not apply to it,
     before anything is started. The nonce is issued here; `sign_report` spends it.
@@ -187,7 +200,8 @@ def verify_image(
             level=options.level,
             capability=options.capability,
             predicted=_predicted(access, artifact, hardware, progress),
-            environ=access.environ,
+            environ=environ,
+            selected=selected,
         )
         runner = bench.runner
         if runner is None:
@@ -204,6 +218,30 @@ def verify_image(
         )
         with progress.stage(f"{target.name}: GPU suite ({options.level}), by {name}"):
             return verify_gpu(trial, runner, bench.clock, scratch=scratch_directory(access, name))
+
+
+def select_run_gpus(text: str) -> tuple[tuple[SelectedGpu, ...], dict[str, str]]:
+    """Return the GPUs of `run --gpus`, none for `all`, and the variable that selects them in an image.
+
+    Raises NoGpuError without a GPU, UsageError for a GPU that is not usable.
+    """
+    hardware = LocalEvidence().read()
+    selected = select_gpus(text, hardware)
+    return selected, selected_environment(selected, hardware)
+
+
+def request_gpus(
+    text: str, hardware: Hardware, environ: Mapping[str, str]
+) -> tuple[tuple[SelectedGpu, ...], dict[str, str]]:
+    """Return the GPUs of --gpus, none for all, and an environment that selects them like a batch system.
+
+    Raises UsageError for a GPU that is not usable, and for several MIG slices.
+    """
+    if not text:
+        return (), dict(environ)
+    selected = select_gpus(text, hardware, one_slice=True)
+    rest = {name: value for name, value in environ.items() if name not in (VISIBLE, VISIBLE_AMD)}
+    return selected, {**rest, **selected_environment(selected, hardware)}
 
 
 def _predicted(

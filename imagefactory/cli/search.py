@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--gpu-memory", default="", metavar="SIZE", help="Require this memory of each GPU: 40GB.")
 @click.option("--site", type=click.Choice(SITES), help="The site of the jobs.  [default: the setting `site`]")
 @inventory_option
+@click.option("--all", "everything", is_flag=True, help="Show all images, not only the best 20.")
 @json_option
 @click.pass_obj
 def search(
@@ -51,6 +52,7 @@ def search(
     gpu_memory: str,
     site: str | None,
     inventory: Path | None,
+    everything: bool,
     as_json: bool,
 ) -> None:
     """Search images that run on the GPUs of this cluster.
@@ -85,7 +87,7 @@ def search(
         inventory=pool,
         site=site or "",
         now=now,
-        most=0 if as_json else MOST,
+        most=0 if everything else MOST,
     )
     result = find_images(call.settings, os.environ, lambda: call.factory_if_any, request)
     print_catalog_notes(result.notes)

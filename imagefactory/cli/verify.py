@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     capability_of,
     complete_targets,
     exit_with_first_failure,
+    gpus_option,
     json_option,
     print_json,
     print_next_command,
@@ -90,6 +91,7 @@ class VerifyKitDocument(TypedDict):
     help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images.",
 )
 @runner_option
+@gpus_option
 @click.option(
     "--capability", default="", metavar="X.Y", help="Fail unless the GPU has this compute capability."
 )
@@ -122,6 +124,7 @@ def verify(
     names: tuple[str, ...],
     level: str,
     runner: str | None,
+    gpus: str | None,
     capability: str,
     registry: str,
     promote: bool,
@@ -165,13 +168,14 @@ def verify(
         "pass one image, or remove them",
     )
     reject_conflict(
-        kit and (promote or output or runner),
-        "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
+        kit and (promote or output or runner or gpus),
+        "--kit excludes --promote, --output, --runner and --gpus: a kit runs elsewhere",
         "run python3 DIR/run.py --runner ... there, then imagefactory sweep collect DIR --promote here",
     )
     options = VerifyOptions(
         level=level,
         runner=runner or "",
+        gpus=gpus or "",
         capability=str(capability_of(capability)) if capability else "",
         registry=registry,
         promote=promote,

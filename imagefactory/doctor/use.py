@@ -27,7 +27,8 @@ class TrustedKeyName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFacts:
-    """Facts for users of images. `catalog` is None if none is set; `verified` of its `images` are verified.
+    """Facts for users of images. `catalog` is None if none is set, `verified` is a verified one of its
+    `images`, empty without one.
 
     `catalog_notes` report an old or expiring catalog. `pool` is the answer of the scheduler, None without
     its commands. `site` is the setting. `reader`: the HTCondor package is installed, else `mend` installs
@@ -41,7 +42,7 @@ class UsageFacts:
     catalog: ProbeResult | None = None
     catalog_notes: tuple[str, ...] = ()
     images: int = 0
-    verified: int = 0
+    verified: str = ""
     site: str = "generic"
     site_origin: str = "default"
     reader: bool = True
@@ -94,10 +95,11 @@ def _diagnose_catalog(facts: UsageFacts) -> Iterator[Diagnosis]:
     if not facts.catalog.refusal:
         for note in facts.catalog_notes:
             yield _line("catalog", Health.WARNING, note)
-        summary = f"{facts.verified} of {facts.images} are verified by keys that you trust"
         if facts.verified:
+            summary = f"{facts.images}; a key that you trust verified {facts.verified}"
             yield _line("images", Health.OK, summary)
         else:
+            summary = f"none of {facts.images} is verified by keys that you trust"
             yield _line("images", Health.WARNING, summary, "see the predictions: imagefactory search")
 
 

@@ -13,7 +13,7 @@ import platform
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, total_ordering
+from functools import cache, lru_cache, total_ordering
 
 _PROCESSOR = re.compile(r"gfx([0-9]{1,2})([0-9a-f])([0-9a-f])")
 _CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?(?:([0-9]{1,2})\.([0-9])|([0-9]{1,2})([0-9]))")
@@ -52,6 +52,7 @@ class Capability:
         return self.processor or f"sm_{self.major}{self.minor}"
 
 
+@lru_cache(maxsize=4096)
 def parse_capability(text: str) -> Capability:
     """Parse `8.6`, `86`, `sm_86`, `compute_86` or `gfx90a`. Raises ValueError for other texts (`sm_90a`)."""
     if match := _PROCESSOR.fullmatch(text.strip()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from imagefactory.errors import Diagnostic, RecipeError
 from imagefactory.gpu.capability import Capability
@@ -38,6 +39,7 @@ def driver_version(driver: str) -> str:
     return driver.strip().removesuffix(OPEN)
 
 
+@lru_cache(maxsize=4096)
 def parse_driver(text: str) -> tuple[int, ...]:
     """Parse `535.54.03`, `535.54.03-open` or a branch such as `535` into numbers. Raises ValueError."""
     version = driver_version(text)

@@ -14,6 +14,10 @@ Root becomes `spec.uid` by apptainer's `--security`. An ordinary user keeps its 
 also 0, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would load its own library
 into every program).
 
+`--nv` binds all NVIDIA GPUs, of which CUDA_VISIBLE_DEVICES inside selects some. With `use
+nvidia-container-cli = yes` in apptainer.conf, apptainer itself needs NVIDIA_VISIBLE_DEVICES: without it no
+GPU comes in.
+
 From outside, a command that never started looks like a command that ends with 255. So a shell in the image
 writes to a file of the runner, in memory, right before it becomes the command. That also gives 127 and 126
 their meaning.
@@ -110,6 +114,7 @@ def plan(
             options += NO_NETWORK
     if spec.gpus:
         options += caller.gpus
+    gpus = ",".join(uuid for _, uuid, _ in spec.selected_gpus) or "all"
     for name, flag in (("processes", "--pids-limit"), ("memory", "--memory")):
         if amount := dict(spec.limits).get(name):
             options += [flag, str(amount)]
@@ -120,7 +125,10 @@ def plan(
     return ApptainerInvocation(
         argv=(*before, program, "--silent", "exec", *options, sif, *shell),
         # Not --env, which splits values at commas.
-        environment=tuple((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
+        environment=(
+            *((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
+            *((("NVIDIA_VISIBLE_DEVICES", gpus),) if spec.gpus else ()),
+        ),
     )
 
 
@@ -140,6 +148,11 @@ class ApptainerRunner:
 
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def stop(self) -> None:
+        for process in tuple(self._running):
+            _end(process)
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> SifArtifact:  # noqa: ARG002
         """Return the .sif of an image."""
@@ -214,8 +227,12 @@ class ApptainerRunner:
                     f"cannot start {invocation.argv[0]}: {error}",
                     hint="run imagefactory doctor, or use --runner unshare",
                 ) from error
-            with signals_to_command(interactive=not spec.capture):
-                stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
+            self._running.add(process)
+            try:
+                with signals_to_command(interactive=not spec.capture):
+                    stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
+            finally:
+                self._running.discard(process)
         code = process.returncode
         if reason := os.pread(lost, 1000, 0).decode():
             raise unrecorded_bytes(reason)

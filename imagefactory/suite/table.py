@@ -44,6 +44,7 @@ FRAMEWORKS = {
     "onnxruntime-gpu": "onnxruntime",
     "numba": "numba",
     "cupy-cuda12x": "cupy",
+    "cupy-cuda13x": "cupy",
 }
 
 # Packages with Triton, and the prefixes of the names of those with ptxas, of PyPI and conda.
@@ -80,8 +81,8 @@ OPERATIONS_NOT_APPLICABLE = {
 
 def module_of(package: str) -> str:
     """Return the likely module name of a package, derived from its name."""
-    name = re.sub("-(gpu|cpu|rocm)$", "", package.lower())
-    return {"pytorch": "torch", "cupy-cuda12x": "cupy"}.get(name, name.replace("-", "_"))
+    name = re.sub("-(gpu|cpu|rocm|cuda[0-9]+x)$", "", package.lower())
+    return {"pytorch": "torch"}.get(name, name.replace("-", "_"))
 
 
 def unprivileged_checks(framework: str, checks: Iterable[str]) -> tuple[str, ...]:

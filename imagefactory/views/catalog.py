@@ -230,13 +230,14 @@ def _offer_json(shelf: CenterImages, offer: ImageOffer) -> CatalogImageRow:
 
 
 MOST = 20
-"""The limit of images in one text answer."""
+"""The limit of images in one answer, unless all are requested."""
 MOST_REVOKED = 4
 
 
 def format_matches(finding: FindResult, width: int | None = None) -> str:
     """Return the source of the answer, and a row for each type of GPU."""
     inventory = finding.request.inventory
+    most = finding.request.most or None
     usable = [match for match in finding.matches if match.gpus]
     lines = [*fold(_sources(finding), width), ""]
     if usable:
@@ -245,18 +246,18 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
             if inventory
             else ("IMAGE", "STATUS", "GPUS BY CAPABILITY")
         )
-        rows = [row for match in usable[:MOST] for row in (_pool_rows(match) if inventory else _rows(match))]
+        rows = [row for match in usable[:most] for row in (_pool_rows(match) if inventory else _rows(match))]
         lines += [format_table(header, rows, width, ("TOTAL",) if inventory else ())]
     notes = []
-    if more := max(len(usable) - MOST, 0) + finding.more:
-        notes.append(f"and {more} more: add words to narrow the search")
-    for match in finding.matches[:MOST]:
+    if more := len(usable) - len(usable[:most]) + finding.more:
+        notes.append(f"and {more} more: add words to narrow the search, or --all")
+    for match in finding.matches[:most]:
         notes += [
             f"{match.candidate.name} {row.where}: {row.summary}"
             for row in match.candidate.revoked[:MOST_REVOKED]
         ]
     for_cpus = [match.candidate for match in finding.matches if not match.candidate.gpu]
-    notes += [f"no GPU needed: imagefactory {shlex.join(_use(match))}" for match in for_cpus[:MOST]]
+    notes += [f"no GPU needed: imagefactory {shlex.join(_use(match))}" for match in for_cpus[:most]]
     which = "these GPUs" if inventory else "the known GPUs"
     if unknown := sum(match.unknown for match in finding.matches):
         verb_phrase = "image may run" if unknown == 1 else "images may run"
@@ -264,7 +265,7 @@ def format_matches(finding: FindResult, width: int | None = None) -> str:
     if rest := len(finding.matches) - len(usable) - len(for_cpus) - unknown:
         verb_phrase = "image runs" if rest == 1 else "images run"
         notes.append(f"{rest} {verb_phrase} on none of {which}")
-    if any(row.unsure for match in usable[:MOST] for row in match.gpus):
+    if any(row.unsure for match in usable[:most] for row in match.gpus):
         notes.append("* some of these machines may reject such jobs, because their rules are unknown")
     return "\n".join([*lines, *fold(notes, width)]).rstrip()
 
@@ -387,6 +388,8 @@ class SearchDocument(TypedDict):
     verdict_ages: VerdictAges | None
     pool: SearchPoolRow | None
     images: list[SearchImageRow]
+    more: int
+    """How many other images match; `--all` lists them."""
     next: str
     """The command that uses the first image."""
 
@@ -423,6 +426,7 @@ def matches_json(finding: FindResult) -> SearchDocument:
             )
             for match in finding.matches
         ],
+        more=finding.more,
         next=shlex.join(("imagefactory", *next_command(finding))),
     )
 

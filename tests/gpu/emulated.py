@@ -35,9 +35,14 @@ def record(python: str, suite: Path, expectations: Path, device: Mapping[str, An
 
 
 def emulate(
-    python: str, suite: Path, numbers: Mapping[str, float], device: Mapping[str, Any], folder: Path
+    python: str,
+    suite: Path,
+    numbers: Mapping[str, float],
+    device: Mapping[str, Any],
+    folder: Path,
+    limit: float,
 ) -> dict[str, float]:
-    """The numbers of the same steps, emulated by `numbers`. Raises subprocess.CalledProcessError."""
+    """The numbers of the same steps, emulated by `numbers`. Raises subprocess.SubprocessError."""
     shown, told = folder / "shown", folder / "told"
     told.mkdir()
     shutil.copytree(suite.with_name("emulate"), shown / "imagefactory_emulate")
@@ -59,7 +64,7 @@ def emulate(
     few = "many" if any(words[-1] == "peak" for words in steps) else "few"
     command = [python, "-B", "-c", STEPS, suite, few, *sorted({words[2] for words in steps})]
     environ = {**os.environ, "PYTHONPATH": str(shown), "IMAGEFACTORY_EMULATE": str(asked)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=limit)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -1,7 +1,9 @@
-"""Everything that needs a GPU, within minutes, by what is at hand: `tests/run gpu [--output FOLDER]`.
+"""Everything that needs a GPU, within 6 minutes, by what is at hand: `tests/run gpu [--output FOLDER]`.
 
-Writes report.json and report.md. What cannot be done here has a row of its own, `not-run` with its reason.
-Only the run in a real image makes a verdict, by a throwaway key that nobody trusts.
+Rewrites report.json and report.md after every row, so what was found stays when the machine goes. Each step
+is a process with a limit of its own, so a crash or a hang costs one answer. What cannot be done here has a
+row of its own, `not-run` with its reason. It needs the standard library; two parts need packaging and PyYAML.
+Nothing here makes a verdict: tests/gpu/image.py does, in a real image.
 Exit code 0 when nothing failed, 1 when something did, 9 without a GPU.
 """
 
@@ -10,7 +12,6 @@ from __future__ import annotations
 import argparse
 import glob
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,21 +25,20 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from imagefactory.gpu.capability import parse_capability  # noqa: E402
-from imagefactory.gpu.predict import runs  # noqa: E402
-from imagefactory.gpu.values import SupportLevel  # noqa: E402
-from imagefactory.scan.fatbin import scan_file  # noqa: E402
 from imagefactory.suite import table as frameworks  # noqa: E402
 from imagefactory.suite.gpu import kernels, table  # noqa: E402
-from tests.gpu import emulated  # noqa: E402
 
 SUITE = ROOT / "imagefactory/suite"
 ON_DRIVER = Path(__file__).with_name("on_driver.py")
-IMAGE = "numba-0.68-cu12"
-TOTAL = 450.0  # seconds, of the 480 that there are
+SCANNED = Path(__file__).with_name("scanned.py")
+TOTAL = 340.0  # seconds, of the 360 that there are
+SECONDS = {"driver": 40.0, "scan": 100.0, "torch": 110.0, "jax": 70.0, "emulated": 60.0}
+"""The limit of a step; of any other `SHORT`."""
+SHORT = 45.0
 SMALL = 128 << 20  # bytes of a library whose code is loaded, all of it
 MOST = 40  # libraries
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not-run"
+NOT_FINISHED = "not-finished"
 
 
 @dataclass
@@ -55,17 +55,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """`python` has the frameworks of the machine, `folder` is scratch, `end` when all must be over."""
+    """`python` has the frameworks of the machine, `folder` is scratch, `end` when all must be over.
+
+    `found` is what `compat` says (scanned.py), empty where it is not known.
+    """
 
     python: str
     folder: Path
     end: float
     level: str = table.QUICK
     left_out: tuple[str, ...] = ()
+    found: dict[str, Any] = field(default_factory=dict)
 
     @property
     def left(self) -> float:
         return max(self.end - time.monotonic(), 1.0)
+
+    def limit(self, step: str) -> float:
+        return min(SECONDS.get(step, SHORT), self.left)
 
 
 def say(text: str) -> None:
@@ -75,18 +82,28 @@ def say(text: str) -> None:
 # --- the suite, outside of any image -------------------------------------------------------------
 
 
-def run_suite(bench: Bench, suite: Path, framework: str, packages: Mapping[str, str]) -> dict[str, Any]:
-    """The suite's report of this machine's own Python. What was not reached in time has no row."""
+def run_suite(
+    bench: Bench, suite: Path, framework: str, packages: Mapping[str, str], limit: float
+) -> dict[str, Any]:
+    """The suite's report of this machine's own Python. `ended` is why checks may have no row."""
     expectations = write_asked(bench, framework, packages, bench.level)
     report = expectations.with_name("report.json")
     command = [bench.python, "-I", "-B", str(suite / "verify.py"), str(expectations), str(report)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        process.wait(timeout=bench.left)
+        ended = f"the suite ended with {process.wait(timeout=limit)} before it"
     except subprocess.TimeoutExpired:
+        ended = f"its {limit:.0f} seconds were over before it"
         process.terminate()  # it ends its own part
-        process.wait()
-    return json.loads(report.read_text()) if report.exists() else {"checks": [], "device": None, "cuda": ""}
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    try:
+        document = dict(json.loads(report.read_text()))
+    except (OSError, ValueError):
+        document = {"checks": [], "device": None, "cuda": ""}
+    return {**document, "ended": ended}
 
 
 def write_asked(bench: Bench, framework: str, packages: Mapping[str, str], level: str) -> Path:
@@ -105,7 +122,7 @@ def write_asked(bench: Bench, framework: str, packages: Mapping[str, str], level
         "level": level,
         "capability": "",
         "driver": "",
-        "predicted": {},
+        "predicted": bench.found.get("frameworks", {}).get(framework, {}).get("predicted", {}),
         "rehearsal": False,
     }
     expectations = folder / "expectations.json"
@@ -118,61 +135,165 @@ def rows_of(part: str, report: Mapping[str, Any], checks: tuple[str, ...]) -> It
     for name in checks:
         row = found.get(name)
         if row is None:
-            yield Row(part, name, NOT_RUN, "the time was over before it")
+            yield Row(part, name, NOT_RUN, report["ended"])
         else:
             detail = f"{row['outcome']}: {row['detail']}" if row["outcome"] else row["detail"]
             yield Row(part, name, row["state"], detail, row["seconds"], row["numbers"])
 
 
-def installed(python: str) -> dict[str, str]:
+def installed(bench: Bench) -> dict[str, str]:
     """The distributions of the machine's Python, by PEP 503 name."""
     program = (
         "import importlib.metadata as m, json, re\n"
         "print(json.dumps({re.sub(r'[-_.]+', '-', d.metadata['Name'] or '').lower(): d.version"
         " for d in m.distributions()}))"
     )
-    done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(output_of(bench, bench.python, "-I", "-c", program)))
+
+
+def output_of(bench: Bench, *command: str) -> str:
+    """What a short step prints. Raises subprocess.SubprocessError."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=bench.limit("short"))
+    return done.stdout
 
 
 def of_machine(bench: Bench) -> Iterator[Row]:
-    """The suite against frameworks that are installed here: a report, never a verdict."""
-    packages, tried = installed(bench.python), set()
+    """The suite against frameworks that are installed here, and `compat` against that: never a verdict."""
+    packages, tried = installed(bench), set()
     for distribution, name in frameworks.FRAMEWORKS.items():
         if distribution not in packages or name in tried:
             continue
         tried.add(name)
-        say(f"{distribution} {packages[distribution]} ...")
         part = f"{distribution} {packages[distribution]}"
+        known = bench.found.get("frameworks", {}).get(distribution, {})
+        if known.get("cpu"):
+            yield Row(part, "all", NOT_RUN, known["cpu"])
+            continue
+        say(f"{part} ...")
+        # What another framework brought: CuPy has not used cuDNN since 14, and what is locked must be loaded.
+        other = ("nvidia-cudnn",) if name == "cupy" else ()
+        own = {key: version for key, version in packages.items() if not key.startswith(other)}
         checks = tuple(
             check
             for check in table.checks_of(bench.level)
-            if check not in table.PARTS["driver"] and not table.not_applicable(name, check, packages)
+            if check not in table.PARTS["driver"] and not table.not_applicable(name, check, own)
         )
-        yield from rows_of(part, run_suite(bench, SUITE, distribution, packages), checks)
+        report = run_suite(bench, SUITE, distribution, own, bench.limit(name))
+        rows = list(rows_of(part, report, checks))
+        yield from rows
+        yield from held_against(part, known, rows)
     for name in sorted(set(frameworks.FRAMEWORKS.values()) - tried):
         yield Row(name, "all", NOT_RUN, f"{bench.python} has none")
 
 
+def held_against(part: str, known: Mapping[str, Any], rows: list[Row]) -> Iterator[Row]:
+    """Each answer of `compat` for this GPU and driver, held against what ran: a product of matrices."""
+    ran = next(
+        (row for row in rows if row.name == "matmul"), Row(part, "matmul", NOT_RUN, "not in this level")
+    )
+    # Without a known driver, an answer holds for a driver that is new enough.
+    no_code = (table.NO_KERNEL, *((table.DRIVER_TOO_OLD,) if known.get("driver") else ()))
+    missing = ran.state == FAILED and ran.detail.startswith(no_code)
+    happened = "it ran" if ran.state == PASSED else f"{ran.state}, {ran.detail}"
+    answers = [*known.get("tables", ()), *([{"title": "scan", **known["scan"]}] if known else [])]
+    for answer in answers:
+        says = f"{answer['answer']} ({'; '.join(answer.get('claims') or [answer.get('reason', '')])})"
+        if answer["runs"] is None or answer["answer"] == "unknown":
+            state = NOT_RUN
+        elif ran.state == PASSED:
+            state = PASSED if answer["runs"] else FAILED
+        elif missing:
+            state = FAILED if answer["runs"] else PASSED
+        else:
+            state = NOT_RUN  # what failed is not about code for this GPU
+        yield Row(f"compat, {part}", answer["title"], state, f"it says {says}; {happened}")
+    if not known:
+        yield Row(f"compat, {part}", "all", NOT_RUN, "what compat says is not known, see the part scan")
+
+
+def scan(bench: Bench, capability: str, driver: str) -> Callable[[], Iterator[Row]]:
+    """Starts scanned.py; the function waits for it."""
+    output, log = bench.folder / "scan.json", bench.folder / "scan.log"
+    command = [sys.executable, "-B", str(SCANNED), bench.python, capability, driver, str(output)]
+    began = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+
+    def wait() -> Iterator[Row]:
+        try:
+            code = process.wait(timeout=max(bench.limit("scan") - (time.monotonic() - began), 1.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            yield Row(
+                "scan", "compat", NOT_RUN, f"its {SECONDS['scan']:.0f} seconds were over before its end"
+            )
+            return
+        took = round(time.monotonic() - began, 1)
+        if code:
+            lines = log.read_text(errors="replace").splitlines() or [f"it ended with {code}"]
+            yield Row("scan", "compat", FAILED, lines[-1], took)
+            return
+        bench.found.update(json.loads(output.read_text()))
+        libraries = bench.found["libraries"]
+        yield Row("scan", "compat", PASSED, f"{len(libraries)} libraries with GPU code", took)
+
+    return wait
+
+
 def emulated_steps(bench: Bench, device: Mapping[str, Any]) -> Iterator[Row]:
     """This GPU's profile, and how far what is emulated by it is off."""
-    packages = installed(bench.python)
+    from tests.gpu import emulated
+
+    packages = installed(bench)
     if "torch" not in packages:
         yield Row("emulated", "all", NOT_RUN, f"{bench.python} has no torch")
         return
-    expectations = write_asked(bench, "torch", packages, table.FULL)
-    try:
-        row = emulated.record(bench.python, SUITE, expectations, device, bench.left)
-    except subprocess.TimeoutExpired:
-        yield Row("emulated", "profile", NOT_RUN, "the time was over before it")
+    if reason := bench.found.get("frameworks", {}).get("torch", {}).get("cpu"):
+        yield Row("emulated", "all", NOT_RUN, reason)
         return
-    yield from rows_of("emulated", {"checks": [row]}, ("profile",))
+    expectations = write_asked(bench, "torch", packages, table.FULL)
+    row = emulated.record(bench.python, SUITE, expectations, device, bench.limit("emulated"))
+    yield from rows_of("emulated", {"checks": [row], "ended": ""}, ("profile",))
     if row["state"] != PASSED:
         return
     began = time.monotonic()
-    steps = emulated.emulate(bench.python, SUITE, row["numbers"], device, expectations.parent)
+    limit = bench.limit("emulated")
+    steps = emulated.emulate(bench.python, SUITE, row["numbers"], device, expectations.parent, limit)
     for name, detail, numbers in emulated.compare(row["numbers"], steps):
         yield Row("emulated", name, PASSED, detail, round(time.monotonic() - began, 1), numbers)
+
+
+# --- the host, as `verify` reads it --------------------------------------------------------------
+
+HOST = """
+import json, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from imagefactory.errors import ImagefactoryError
+from imagefactory.runtime.devices import find_gpus
+from imagefactory.verify.kit.hardware import NoGpu, read_hardware
+rows, driver = [], ""
+try:
+    seen = read_hardware()
+    driver = seen["driver"]
+    rows.append(["evidence", True, json.dumps(seen)])
+except NoGpu as error:
+    rows.append(["evidence", False, str(error)])
+try:
+    rows.append(["driver libraries", True, " ".join(find_gpus().libraries)])
+except ImagefactoryError as error:
+    rows.append(["driver libraries", False, str(error)])
+command = ["unshare", "-m", "-p", "-n", "-f", "--mount-proc", "true"]
+done = subprocess.run(command, capture_output=True, text=True)
+rows.append(["namespaces", not done.returncode, done.stderr.strip() or "unshare can start a sandbox"])
+print(json.dumps([driver, rows]))
+"""
+
+
+def host(bench: Bench) -> tuple[str, list[Row]]:
+    """The version of the driver, empty if it is not known, and what `verify` needs of this machine."""
+    driver, rows = json.loads(output_of(bench, sys.executable, "-B", "-c", HOST, str(ROOT)))
+    return driver, [Row("host", name, PASSED if good else FAILED, detail) for name, good, detail in rows]
 
 
 # --- negative controls ---------------------------------------------------------------------------
@@ -186,14 +307,14 @@ def controls(bench: Bench, capability: str) -> Iterator[Row]:
     changed = text.replace('"add.rn.f32", "sub.rn.f32"', '"sub.rn.f32", "sub.rn.f32"')
     assert changed != text
     source.write_text(changed)
-    report = run_suite(bench, wrong, "none", {})
+    report = run_suite(bench, wrong, "none", {}, bench.limit("driver"))
     outcome = next((row["outcome"] for row in report["checks"] if row["state"] == FAILED), "nothing")
     good = outcome == table.WRONG_NUMBERS
     yield Row("controls", "a wrong kernel", PASSED if good else FAILED, f"the suite says {outcome}")
 
     future = bench.folder / "future.ptx"
     future.write_text(kernels.PTX.add.replace("sm_50", "sm_999"))
-    assembler = find_ptxas(bench.python)
+    assembler = find_ptxas(bench)
     tries = {"PTX for a GPU to come": (future, False)}
     if assembler:
         own, other = capability.replace(".", ""), "80" if capability != "8.0" else "90"
@@ -207,11 +328,9 @@ def controls(bench: Bench, capability: str) -> Iterator[Row]:
         yield Row("controls", name, PASSED if good else FAILED, f"the driver answers {answers or 'nothing'}")
 
 
-def find_ptxas(python: str) -> str:
+def find_ptxas(bench: Bench) -> str:
     program = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = subprocess.run(
-        [python, "-I", "-c", program], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    site = output_of(bench, bench.python, "-I", "-c", program).strip()
     places = (
         f"{site}/nvidia/*/bin/ptxas",
         f"{site}/triton/backends/nvidia/bin/ptxas",
@@ -225,7 +344,8 @@ def assemble(bench: Bench, assembler: str, target: str) -> Path:
     """Machine code of the suite's kernel for one target alone; there is no file where ptxas cannot."""
     source, made = bench.folder / "add.ptx", bench.folder / f"sm_{target}.cubin"
     source.write_text(kernels.PTX.add)
-    subprocess.run([assembler, f"-arch=sm_{target}", str(source), "-o", str(made)], capture_output=True)
+    command = [assembler, f"-arch=sm_{target}", str(source), "-o", str(made)]
+    subprocess.run(command, capture_output=True, timeout=bench.limit("short"))
     return made
 
 
@@ -233,40 +353,29 @@ def ask_driver(bench: Bench, question: str, *files: str) -> dict[str, Any]:
     """What on_driver.py prints, in a process of its own; empty where it did not come to its end."""
     command = [sys.executable, "-B", str(ON_DRIVER), str(SUITE), question, *files]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=min(60.0, bench.left))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=bench.limit("short"))
     except subprocess.TimeoutExpired:
         return {}
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 
 
-# --- predictions, latencies, a real image --------------------------------------------------------
+# --- predictions, latencies ----------------------------------------------------------------------
 
 
-def predictions(bench: Bench, capability: str) -> Iterator[Row]:
+def predictions(bench: Bench) -> Iterator[Row]:
     """Of each small library with GPU code: how many of its modules should load here, and how many do."""
-    here = parse_capability(capability)
-    program = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = subprocess.run(
-        [bench.python, "-I", "-c", program], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    count = 0
-    for path in sorted(Path(site).rglob("*.so*")):
-        if count == MOST or bench.left < 90:
+    if not bench.found:
+        yield Row("predictions", "all", NOT_RUN, "the libraries are not known, see the part scan")
+        return
+    site, count = Path(bench.found["site"]), 0
+    for name, (every, serves) in bench.found["libraries"].items():
+        path = site / name
+        if count == MOST or bench.left < 10:
             yield Row("predictions", "all others", NOT_RUN, f"the time, or {MOST} libraries, are used up")
             return
-        if path.is_symlink() or not path.is_file() or not 4096 < path.stat().st_size <= SMALL:
-            continue
-        name = path.relative_to(site).as_posix()
-        library = scan_file(path, name)
-        if library is None or not library.modules:
+        if not path.is_file() or path.stat().st_size > SMALL or ".so" not in path.name:
             continue
         count += 1
-        serves = sum(
-            modules.count
-            for modules in library.modules
-            if any(runs(code, here) in (SupportLevel.NATIVE, SupportLevel.PTX) for code in modules.codes)
-        )
-        every = sum(modules.count for modules in library.modules)
         answers = ask_driver(bench, "loads", str(path)).get(str(path))
         if answers is None:
             yield Row("predictions", name, FAILED, "the driver's process did not come to its end")
@@ -291,66 +400,79 @@ def latencies(bench: Bench) -> Iterator[Row]:
         )
 
 
-def in_image(bench: Bench) -> Iterator[Row]:
-    """The whole suite in a real image, by `verify`, with a verdict under a key of this run alone."""
-    program = ROOT / ".venv/bin/imagefactory"
-    if not program.exists():
-        yield Row("image", IMAGE, NOT_RUN, "there is no .venv with the project's dependencies (./setup.sh)")
-        return
-    home = bench.folder / "home"
-    environ = {**os.environ, "XDG_CONFIG_HOME": str(home)}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(program), "-C", str(ROOT), *words]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=bench.left)
-
-    steps = (
-        ("build", "build", IMAGE),
-        ("key", "keys", "new", "throwaway"),
-        ("verify", "verify", IMAGE, "--suite", bench.level),
-    )
-    for name, *words in steps:
-        began = time.monotonic()
-        try:
-            done = run(*words)
-        except subprocess.TimeoutExpired:
-            yield Row("image", name, NOT_RUN, "the time was over before its end")
-            return
-        told = " ".join((done.stderr if done.returncode else done.stdout).split())[-400:]
-        state = PASSED if done.returncode == 0 else NOT_RUN if name == "build" else FAILED
-        yield Row(
-            "image", name, state, f"exit code {done.returncode}: {told}", round(time.monotonic() - began, 1)
-        )
-        if done.returncode:
-            return
-
-
 # --- all of it -----------------------------------------------------------------------------------
 
 
-def collect(bench: Bench) -> tuple[dict[str, Any], list[Row]]:
-    """What was found of the machine (`device` is None without a GPU), and all rows."""
-    report = run_suite(bench, SUITE, "none", {})
-    machine = {"device": report["device"], "cuda": report["cuda"]}
-    rows = list(rows_of("driver", report, table.PARTS["driver"]))
-    capability = report["device"]["capability"] if report["device"] else ""
-    parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "controls": lambda: controls(bench, capability),
-        "latencies": lambda: latencies(bench),
-        "image": lambda: in_image(bench),
-        "emulated": lambda: emulated_steps(bench, report["device"]),
-        "predictions": lambda: predictions(bench, capability),
-        "machine": lambda: of_machine(bench),
-    }
-    for name, part in parts.items():
+@dataclass
+class Report:
+    """What was found of the machine (`device` is None without a GPU), and all rows, written as they come."""
+
+    folder: Path
+    began: float
+    rows: list[Row] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=lambda: {"device": None, "cuda": "", "driver": ""})
+    outcome: str = NOT_FINISHED
+
+    def add(self, row: Row) -> None:
+        say(f"{row.part}: {row.name}: {row.state} - {row.detail[:160]}")
+        self.rows.append(row)
+        self.write()
+
+    def write(self) -> None:
+        document = {
+            "format": 1,
+            "outcome": self.outcome,
+            "seconds": round(time.monotonic() - self.began, 1),
+            **self.machine,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        for name, text in (
+            ("report.json", json.dumps(document, indent=1) + "\n"),
+            ("report.md", markdown(document)),
+        ):
+            new = self.folder / f".{name}"
+            new.write_text(text)
+            new.replace(self.folder / name)
+
+
+def collect(bench: Bench, report: Report) -> None:
+    def run(name: str, part: Callable[[], Iterator[Row]]) -> None:
+        """A part that breaks is a failed row, and the others go on."""
         if not capability or name in bench.left_out:
             why = "left out by --skip" if capability else "there is no GPU to ask"
-            rows.append(Row(name, "all", NOT_RUN, why))
-            continue
-        for row in part():
-            say(f"{row.part}: {row.name}: {row.state} - {row.detail[:160]}")
-            rows.append(row)
-    return machine, rows
+            report.add(Row(name, "all", NOT_RUN, why))
+            return
+        if bench.left <= 1:
+            report.add(Row(name, "all", NOT_RUN, "the time was over before it"))
+            return
+        try:
+            for row in part():
+                report.add(row)
+        except subprocess.TimeoutExpired as error:
+            report.add(Row(name, "all", NOT_RUN, f"{error.timeout:.0f} seconds were over before its end"))
+        except Exception as error:  # whatever a machine that nobody has seen does
+            report.add(Row(name, "all", FAILED, f"it broke off: {type(error).__name__}: {error}"))
+
+    found = run_suite(bench, SUITE, "none", {}, bench.limit("driver"))
+    device = found["device"]
+    report.machine.update(device=device, cuda=found["cuda"])
+    for row in rows_of("driver", found, table.PARTS["driver"]):
+        report.add(row)
+    capability = device["capability"] if device else ""
+
+    def read_host() -> Iterator[Row]:
+        report.machine["driver"], rows = host(bench)
+        yield from rows
+
+    run("host", read_host)
+    scanned = {"scan", "machine", "predictions"} - {*bench.left_out} and capability
+    waiting = scan(bench, capability, report.machine["driver"]) if scanned else (lambda: iter(()))
+    run("controls", lambda: controls(bench, capability))
+    run("latencies", lambda: latencies(bench))
+    run("scan", waiting)
+    run("machine", lambda: of_machine(bench))
+    run("emulated", lambda: emulated_steps(bench, device))
+    run("predictions", lambda: predictions(bench))
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -381,24 +503,17 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     given.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    report = Report(given.output, began)
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         bench = Bench(given.python, Path(folder), began + TOTAL, given.level, tuple(given.skip))
-        machine, rows = collect(bench)
-    failed = [row for row in rows if row.state == FAILED]
-    outcome = FAILED if failed else PASSED
-    if machine["device"] is None:
-        outcome = next((row.detail.partition(":")[0] for row in failed), table.NO_GPU)
-    document = {
-        "format": 1,
-        "outcome": outcome,
-        "seconds": round(time.monotonic() - began, 1),
-        **machine,
-        "rows": [asdict(row) for row in rows],
-    }
-    (given.output / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-    (given.output / "report.md").write_text(markdown(document))
-    print(f"{outcome}: {given.output}/report.md and report.json")
-    if machine["device"] is None:
+        collect(bench, report)
+    failed = [row for row in report.rows if row.state == FAILED]
+    report.outcome = FAILED if failed else PASSED
+    if report.machine["device"] is None:
+        report.outcome = next((row.detail.partition(":")[0] for row in failed), table.NO_GPU)
+    report.write()
+    print(f"{report.outcome}: {given.output}/report.md and report.json")
+    if report.machine["device"] is None:
         return 9
     return 1 if failed else 0
 

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagefactory.verify.kit.hardware import Places
+from imagefactory.runtime.hardware import Places
 
 SOURCE = Path(__file__).with_name("libnvidia_ml.c")
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

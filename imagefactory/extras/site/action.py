@@ -11,8 +11,11 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +205,46 @@ def _commands(image: ReportImage, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(commands))
 
 
-def write_report(directory: Path, files: Mapping[str, str], *, force: bool = False) -> int:
+MANY_FILES = 100
+"""A report of more files is formatted and written by several processes: each file takes 2 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes every `step`-th file of a report, from `start`. Lives in processes that share its memory."""
+
+    directory: Path
+    files: Mapping[str, str]
+    step: int
+
+    def write(self, start: int) -> None:
+        for name in islice(self.files, start, None, self.step):
+            replace_text(self.directory / name, self.files[name])
+
+
+_writers: list[_Writer] = []
+
+
+def _write_files(directory: Path, files: Mapping[str, str], workers: int) -> None:
+    if workers == 1 or len(files) <= MANY_FILES:
+        _Writer(directory, files, 1).write(0)
+        return
+    # Forked, so that nothing of the report is copied to them, and it reaches them before any task.
+    context, writer = get_context("fork"), _Writer(directory, files, workers)
+    with ProcessPoolExecutor(workers, context, _writers.append, (writer,)) as pool:
+        for _ in pool.map(_write_part, range(workers)):
+            pass
+
+
+def _write_part(start: int) -> None:
+    _writers[-1].write(start)
+
+
+def write_report(directory: Path, files: Mapping[str, str], *, force: bool = False, workers: int = 1) -> int:
     """Write the pages, remove outdated pages of an earlier report, and return the number of pages.
 
-    Raises UsageError for a directory with other files in it, unless `force` is set.
+    Many are written by that number of processes. Raises UsageError for a directory with other files in it,
+    unless `force` is set.
     """
     mark = directory / MARK_FILE
     there = set(mark.read_text("utf-8").splitlines()) if mark.is_file() else set()
@@ -223,8 +262,7 @@ def write_report(directory: Path, files: Mapping[str, str], *, force: bool = Fal
     replace_text(mark, "".join(f"{name}\n" for name in sorted(there | set(files))))
     for name in {str(Path(name).parent) for name in files}:
         (directory / name).mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        replace_text(directory / name, text)
+    _write_files(directory, files, workers)
     for name in there - set(files):
         path = directory / name
         if directory.resolve() in path.resolve().parents:

@@ -241,7 +241,8 @@ def _write_site(
     reported = _read(call, names, request)
     gc.freeze()  # nothing of it is garbage, and searching it for garbage takes a quarter of the time
     try:
-        pages = write_report(directory, dict(make_site(reported)), force=force)
+        workers = call.settings.worker_count
+        pages = write_report(directory, make_site(reported), force=force, workers=workers)
     except OSError as error:
         hint = "pass a directory that you can write to: --output DIR"
         raise UsageError(*os_problem("write", directory, error), hint=hint) from error

@@ -14,8 +14,9 @@ The templates escape every value. File names consist of letters, digits and `._+
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -204,8 +205,28 @@ class GpuRow:
     why: str
 
 
-def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each file, the pages one by one."""
+class ReportFiles(Mapping[str, str]):
+    """The text of each file by its name, formatted when it is read."""
+
+    def __init__(self, files: Mapping[str, Callable[[], str]]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> str:
+        return self._files[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def make_site(report: ReportContents) -> ReportFiles:
+    """Return the files of a report."""
+    return ReportFiles(dict(_pages(report)))
+
+
+def _pages(report: ReportContents) -> Iterator[tuple[str, Callable[[], str]]]:
     columns = matrix_gpus(report)
     rows = matrix_rows(report)
     on_gpus = tuple(row for row in rows if row.image.gpu)
@@ -219,19 +240,22 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
         "log": bool(report.acts),
     }
     files = {row.image.target: row.file for row in rows}
-    yield "style.css", fill(TEMPLATES, "style.css", **STYLED)
-    yield "index.html", _index(report, rows, values)
-    yield "matrix.svg", format_picture(rows, columns)
+    yield "style.css", partial(fill, TEMPLATES, "style.css", **STYLED)
+    yield "index.html", partial(_index, report, rows, values)
+    yield "matrix.svg", partial(format_picture, rows, columns)
     if report.night:
         yield (
             PAGE,
-            fill(TEMPLATES, PAGE, **{**values, "here": "night"}, up="", policy=policy(), **report.night),
+            partial(
+                fill, TEMPLATES, PAGE, **{**values, "here": "night"}, up="", policy=policy(), **report.night
+            ),
         )
     if report.acts:
         acts, page = report.acts[: -MAX_ACTS - 1 : -1], {**values, "here": "log"}
         yield (
             LOG,
-            fill(
+            partial(
+                fill,
                 TEMPLATES,
                 LOG,
                 **page,
@@ -242,27 +266,28 @@ def make_site(report: ReportContents) -> Iterator[tuple[str, str]]:
                 file=LOG_LINES,
             ),
         )
-        yield LOG_LINES, "".join(json.dumps(asdict(act)) + "\n" for act in report.acts)
+        yield LOG_LINES, lambda: "".join(json.dumps(asdict(act)) + "\n" for act in report.acts)
     image_page = {**values, "up": "../", "policy": policy(TEMPLATES / "copy.js"), "keys": report.keys}
+
+    def image_text(row: ImageMatrixRow) -> str:
+        return fill(TEMPLATES, "image.html", **image_page, **_image(row, columns))
+
     for row in rows:
-        yield f"images/{row.file}.html", fill(TEMPLATES, "image.html", **image_page, **_image(row, columns))
-        yield f"images/{row.file}.svg", format_badge(row.image)
+        yield f"images/{row.file}.html", partial(image_text, row)
+        yield f"images/{row.file}.svg", partial(format_badge, row.image)
     gpu_page = {**values, "up": "../", "policy": policy(), "files": files, "kinds": _STATUS_GROUPS}
-    for number, gpu in enumerate(columns):
+
+    def gpu_text(number: int) -> str:
+        gpu = columns[number]
         by_kind: dict[str, list[GpuRow]] = {kind: [] for kind, _, _ in _STATUS_GROUPS}
         for row in on_gpus:
             by_kind[row.words[number].kind].append(_gpu_row(row, number))
-        yield (
-            f"gpus/{gpu.text}.html",
-            fill(
-                TEMPLATES,
-                "gpu.html",
-                **{**gpu_page, "here": gpu.text},
-                gpu=gpu,
-                by_kind=by_kind,
-                effects=effects_on([(row.image, row.runs) for row in on_gpus], gpu.text),
-            ),
-        )
+        effects = effects_on([(row.image, row.runs) for row in on_gpus], gpu.text)
+        page = {**gpu_page, "here": gpu.text, "gpu": gpu, "by_kind": by_kind, "effects": effects}
+        return fill(TEMPLATES, "gpu.html", **page)
+
+    for number, gpu in enumerate(columns):
+        yield f"gpus/{gpu.text}.html", partial(gpu_text, number)
 
 
 # --- the matrix ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..context import CheckFailure, Context
 
-MODULES = (("cupy-cuda12x", "cupy"),)
+MODULES = (("cupy-cuda12x", "cupy"), ("cupy-cuda13x", "cupy"))
 
 # CUDA libraries that cuda-pathfinder finds at their first use.
 LIBRARIES = ("cublas", "cufft", "curand", "cusolver", "cusparse")
@@ -31,7 +31,7 @@ def cuda_version(context: Context) -> tuple[str, str]:  # noqa: ARG001
     """
     number = importlib.import_module("cupy_backends.cuda.api.driver").get_build_version()  # 12090 is 12.9
     if not number:
-        raise CheckFailure("cupy was built without CUDA: lock cupy-cuda12x")
+        raise CheckFailure("cupy was built without CUDA: lock cupy-cuda12x or cupy-cuda13x")
     major, minor = _nvrtc().getVersion()
     if major != number // 1000:
         raise CheckFailure(f"cupy was made for CUDA {number // 1000}, NVRTC is of {major}")

@@ -22,7 +22,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import hardware
-from .hardware import PCI_ORDER, choose, lost_gpus, lost_note, names_lost, read_visible, visible_value
+from .hardware import (
+    ALL,
+    PCI_ORDER,
+    SelectedGpu,
+    SelectionError,
+    choose,
+    lost_gpus,
+    lost_note,
+    names_lost,
+    read_visible,
+    select,
+    visible_value,
+)
 from .start import EXIT_TOOL, EXIT_USAGE, REPORT, RUNNERS, Kit, Stop, choose_runner, clean, say
 from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
 
@@ -105,16 +117,38 @@ def choose_gpus(
     raise Stop(text, EXIT_CHECK, "wrong-gpu")
 
 
+def select_gpus(
+    text: str, seen: Mapping[str, Any], environ: Mapping[str, str], places: hardware.Places
+) -> tuple[Sequence[SelectedGpu], Mapping[str, str]]:
+    """Return the GPUs of --gpus, none for all, and an environment that selects them like a batch system.
+
+    Raises Stop.
+    """
+    if not text:
+        return (), environ
+    rest = {name: value for name, value in environ.items() if name != VISIBLE}
+    if text == ALL:
+        return (), rest
+    uuids = [gpu["uuid"] for gpu in seen["gpus"]]
+    try:
+        gpus = select(text, uuids, seen["notes"], hardware.find_gpu_nodes(places), one_slice=True)
+    except SelectionError as error:
+        raise Stop(f"{error} ({error.hint})", EXIT_USAGE) from error
+    return gpus, {**rest, VISIBLE: ",".join(gpu.uuid for gpu in gpus)}
+
+
 class KitJob(NamedTuple):
     """One run of a kit: the options and environment of the caller, and the places with GPU data.
 
-    With `keep`, the pulled image is not removed. `work` is the directory of the run; the `result` is
-    collected in `work/result`.
+    `gpus` are the GPUs to use (`all`, `0,1`, UUIDs), empty for those of the batch system. With `keep`, the
+    pulled image is not removed. `work` is the directory of the run; the `result` is collected in
+    `work/result`.
     """
 
     kit: Kit
     runner: str
     image: str
+    gpus: str
     keep: bool
     environ: Mapping[str, str]
     places: hardware.Places
@@ -131,6 +165,7 @@ def main(
     parser = argparse.ArgumentParser(prog="run.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--runner", choices=RUNNERS, default="", help="default: the first that works here")
     parser.add_argument("--image", default="", help="HOST/NAME@sha256:..., an image of docker, or a .sif")
+    parser.add_argument("--gpus", default="", help="all, or numbers or UUIDs, as in nvidia-smi -L")
     parser.add_argument("--keep", action="store_true", help="keep the image that is pulled for this run")
     options = parser.parse_args(list(argv))
     facts: dict[str, Any] = {"started": now(), "runner": options.runner}
@@ -141,7 +176,9 @@ def main(
         if kit.machine not in ("", os.uname().machine):  # emulated runs prove nothing
             raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
         with _work(folder) as work:
-            job = KitJob(kit, options.runner, options.image, options.keep, environ, places, work)
+            job = KitJob(
+                kit, options.runner, options.image, options.gpus, options.keep, environ, places, work
+            )
             try:
                 code = _run(job, facts)
             except Stop as stop:
@@ -195,7 +232,8 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
     except hardware.NoGpu as error:
         lost = isinstance(error, hardware.LostGpu)
         raise Stop(str(error), EXIT_CHECK, "infrastructure" if lost else "no-gpu") from error
-    mine, visible = seen_gpus(seen, job.environ)
+    selected, environ = select_gpus(job.gpus, seen, job.environ, job.places)
+    mine, visible = seen_gpus(seen, environ)
     gpus = choose_gpus(seen, mine, kit.capability, kit.level)
     if not visible and (len(seen["gpus"]) > len(gpus) or lost_gpus(seen["notes"])):
         visible = ",".join(str(gpu["uuid"]) for gpu in gpus)
@@ -207,7 +245,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
         image = runner.fetch(job.image, work)
         _prepare_directories(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible, seen)
+        ended = runner.run(image, work, visible, selected, seen)
     finally:
         runner.clear()
     facts.update(

@@ -297,10 +297,32 @@ def test_of_many_images_only_the_best_are_checked(
     assert [line.split()[0] for line in said.out.splitlines() if line.startswith("pytorch")] == names
     assert sorted(checked) == sorted([*names, *(image.target for image in forged)])
     assert "and 13 more" in said.out
+    checked.clear()
     found = json_of(person("search", "--inventory", pool, "--json"), "search")
-    assert len(found["images"]) == 33
+    assert ([row["name"] for row in found["images"]], found["more"]) == (names, 13)
+    assert len(checked) == 23
+    found = json_of(person("search", "--all", "--inventory", pool, "--json"), "search")
+    assert (len(found["images"]), found["more"]) == (33, 0)
     status = {row["name"]: {gpu["basis"] for gpu in row["gpus"]} for row in found["images"]}
     assert status["pytorch-1.0-cu121"] == {"verified", "predicted"}
     assert [status[image.target] for image in forged] == [{"predicted"}] * 3
     refused = person("job", "write", forged[0].target, code=EXIT_CHECK)
     assert refused.error_codes == ("not-verified",)
+
+
+def test_doctor_checks_images_until_one_is_verified(
+    person: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = tuple(replace(image, target=f"x{image.target}") for image in _many(2, STRANGER))
+    join_catalog(tmp_path, (*forged, *_many(5)))
+    checked = []
+
+    def count(catalog: Catalog, image: CatalogImage, *rest: Any) -> ImageOffer:
+        checked.append(image.target)
+        return verify_offer(catalog, image, *rest)
+
+    monkeypatch.setattr("imagefactory.actions.doctor.verify_offer", count)
+    rows = json_of(person("doctor", "--for", "job", "--json"), "doctor")["findings"]
+    (row,) = [row for row in rows if row["name"] == "images"]
+    assert row["status"] == "ok"
+    assert checked == [*(image.target for image in forged), "pytorch-1.0-cu121"]

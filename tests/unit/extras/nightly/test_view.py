@@ -73,7 +73,9 @@ def test_words_of_an_error_are_no_markup_of_an_issue() -> None:
 def test_the_site_has_the_last_night_and_links_it_where_there_was_one(tmp_path: Path) -> None:
     report = catalog_report(tmp_path, many_images(2))
     assert "oldest verdict of 20" in dict(make_site(report))["index.html"]
-    assert not [name for name, text in make_site(report) if name == "night.html" or "night.html" in text]
+    assert not [
+        name for name, text in make_site(report).items() if name == "night.html" or "night.html" in text
+    ]
     row = NightlyRow(what="a", reason=HOSTILE, exit_code=7)
     site = dict(make_site(replace(report, night=page_values(night_report(broken=(row,))))))
     assert "<b>a</b>: &lt;/li&gt;&lt;script&gt;" in site["night.html"]

@@ -9,7 +9,7 @@ import pytest
 
 from imagefactory.actions.locked import require_lock
 from imagefactory.errors import UsageError
-from imagefactory.extras.site.action import read_report, write_report
+from imagefactory.extras.site.action import MANY_FILES, read_report, write_report
 from imagefactory.extras.site.images import ReportImage
 from imagefactory.extras.site.tables import TableRequest
 from imagefactory.oci.manifests import digest_of
@@ -104,3 +104,12 @@ def test_a_folder_of_somebody_else_is_still_refused(tmp_path: Path) -> None:
         write_report(tmp_path, {"index.html": "a"})
     assert caught.value.code == "output-foreign-files"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_many_pages_are_written_by_several_processes(tmp_path: Path) -> None:
+    pages = {f"images/{number}.html": f"page {number}" for number in range(MANY_FILES + 1)}
+    assert write_report(tmp_path / "site", pages, workers=3) == len(pages)
+    found = {f"images/{path.name}": path.read_text() for path in (tmp_path / "site/images").iterdir()}
+    assert found == pages
+    with full_disk(2), pytest.raises(OSError, match="File too large"):
+        write_report(tmp_path / "site", {**pages, "images/7.html": "longer"}, workers=3)
