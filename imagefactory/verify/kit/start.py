@@ -111,16 +111,23 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def capture(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        env=dict(environ),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+def capture(
+    argv: Sequence[str], environ: Mapping[str, str], timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. After `timeout` seconds its exit code is 124."""
+    try:
+        return subprocess.run(
+            argv,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 124, "", f"it did not end in {timeout} s")
 
 
 def read_start(argv: Sequence[str], environ: Mapping[str, str], most: int) -> bytes:
@@ -184,6 +191,8 @@ def say(text: str) -> None:
 
 
 RUNNERS = ("docker", "podman", "apptainer", "pyxis")
+NODE = "node"
+"""The level of a kit that checks a node again and again. It never pulls its image."""
 
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
@@ -379,6 +388,9 @@ class Docker:
         if here is None:
             reference = reference_of(self.kit, named)
             here = self._inspect(reference)
+            if here is None and self.kit.level == NODE:
+                hint = f"{self.name} pull {reference}"
+                raise Stop(f"the image is not on this machine: {hint}", EXIT_IMAGE)
             if here is None:
                 self._check_disk()
                 say(f"pulling {reference}")
@@ -402,7 +414,9 @@ class Docker:
         try:
             ended = follow(argv, self.environ, self.kit.timeout)
         finally:
-            capture([self.name, "rm", "--force", "--volumes", name], self.environ)
+            # A container whose process hangs in the driver cannot be removed.
+            limit = 5.0 if self.kit.level == NODE else None
+            capture([self.name, "rm", "--force", "--volumes", name], self.environ, limit)
         return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
@@ -488,6 +502,8 @@ class Apptainer:
         """Return the .sif file to run. Raises Stop if it is not available, or is another image."""
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
+        if self.kit.level == NODE:
+            raise Stop("the image must be a .sif file on this machine: --image FILE.sif", EXIT_USAGE)
         reference, path = reference_of(self.kit, named), work / "image.sif"
         plain = [*(["--no-https"] * self.kit.plain_http), *(["--disable-cache"] * (not self.keep))]
         self._check_disk(work)
@@ -579,6 +595,8 @@ class Pyxis:
         """Raise Stop outside a job, and without pyxis or an enroot that takes digests."""
         if self.kit.sif:
             raise Stop("this kit is for a .sif file, which pyxis cannot run: --runner apptainer", EXIT_USAGE)
+        if self.kit.level == NODE:
+            raise Stop("pyxis imports its image each time, which a kit for nodes never does", EXIT_USAGE)
         if "SLURM_JOB_ID" not in self.environ:
             raise Stop("this is not a job of Slurm", EXIT_TOOL)
         for program in ("srun", "enroot"):
