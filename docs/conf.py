@@ -94,6 +94,7 @@ PAGES = {
         "docs/site-keys",
         "docs/verify-image",
         "docs/site-sweeps",
+        "docs/site-nodes",
         "docs/site-catalog",
         "docs/site-nightly",
         "docs/site-ci",

@@ -359,8 +359,10 @@ class RunSpec:
     """One command inside an image.
 
     `environment` is added to the image's own; no variable of the host is passed on. `timeout` is seconds,
-    None for no limit. `limits` sets limits by name (runtime/limits.py), None removes one; the others are the
-    runner's. `capture` collects stdout and stderr; without it they are the caller's.
+    None for no limit. `selected_gpus` are number, UUID and device of each GPU (hardware.SelectedGpu), none
+    for all; a variable in `environment` selects them too. `limits` sets limits by name (runtime/limits.py),
+    None removes one; the others are the runner's. `capture` collects stdout and stderr; without it they are
+    the caller's.
     """
 
     argv: tuple[str, ...]
@@ -370,6 +372,7 @@ class RunSpec:
     read_only: bool = False
     network: bool = False
     gpus: bool = False
+    selected_gpus: tuple[tuple[int, str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
     timeout: float | None = None
     limits: tuple[tuple[str, int | None], ...] = ()

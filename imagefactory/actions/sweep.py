@@ -24,6 +24,7 @@ from imagefactory.actions.images import stored_image
 from imagefactory.actions.inspect import inspect_artifact
 from imagefactory.actions.sweep_images import (
     ImageDelivery,
+    choose_container,
     choose_image_type,
     ensure_image,
     ensure_stored_sif,
@@ -292,7 +293,7 @@ def prepare_sweep(
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or project.settings.registry.value
-    kind = choose_image_type(project, options.image, registry)
+    kind = choose_image_type(project, options.image, registry, options.pool)
     directory = options.folder or sweeps_directory(project.settings) / name
     bench.pools(options.pool).check_folder(directory)
     delivery = ImageDelivery(kind=kind, registry=registry, folder=directory, now=now)
@@ -465,6 +466,7 @@ def make_sweep(
         machines=capable_machines(prepared.inventory, [kit.node for kit in kits]),
         patterns=prepared.options.asked.machines,
         at_once=prepared.options.at_once,
+        container=choose_container(project, prepared.options.pool),
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.scheduler) for kit in kits}
     try:

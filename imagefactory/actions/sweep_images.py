@@ -31,6 +31,7 @@ from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.schedulers.pool import ImageKind, PoolImage
+from imagefactory.settings.choices import CONTAINERS, EDF, SLURM
 from imagefactory.trust.attached import read_subject
 from imagefactory.trust.claims import to_renew
 
@@ -48,12 +49,34 @@ class ImageDelivery:
     now: datetime
 
 
-def choose_image_type(project: Project, requested: str, registry: str) -> ImageKind:
+def choose_container(project: Project, pool: str) -> str:
+    """Return the program that starts the images of a pool's jobs. Raises UsageError for `edf`."""
+    container = project.settings.container.value if pool == SLURM else CONTAINERS[0]
+    if container == EDF:
+        raise UsageError(
+            "container-unsupported",
+            "sweeps cannot start images by EDF files, which container = 'edf' sets",
+            hint="use the pyxis of the Container Engine: set IMAGEFACTORY_CONTAINER=pyxis",
+        )
+    return container
+
+
+def choose_image_type(project: Project, requested: str, registry: str, pool: str = "") -> ImageKind:
     """Return the requested type, else one by the settings: `sif_folder`, then a registry, else a .sif.
 
     The content of the store is ignored: a verdict on a .sif is not one on the image, so the type must not
-    change by itself. Raises UsageError for a type that needs a registry if none is set.
+    change by itself. Raises UsageError for a type that needs a registry if none is set, and for a type that
+    the container program of the pool does not start.
     """
+    container = choose_container(project, pool)
+    if container != CONTAINERS[0]:
+        if requested not in ("", ImageKind.DOCKER):
+            raise UsageError(
+                "image-type-unsupported",
+                f"container = '{container}' starts images of a registry only, not --image-format {requested}",
+                hint="remove --image-format",
+            )
+        requested = ImageKind.DOCKER
     directory = project.settings.sif_folder.value
     sif = ImageKind.OSDF if directory.startswith(OSDF) else ImageKind.SIF
     if requested:

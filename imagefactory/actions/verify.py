@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.actions.images import make_runner, scratch_directory
@@ -23,10 +24,12 @@ from imagefactory.actions.resolve import ResolvedImage, check_name, resolve_imag
 from imagefactory.actions.verdicts import (
     SignedReport,
     attach_signed,
+    find_in,
     nonce_store,
     place_of,
     places_of,
     read_signed,
+    read_verification_policy,
     sign_report,
     signing_key,
     subject_name,
@@ -35,17 +38,21 @@ from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import rocm_of
-from imagefactory.model import Outcome, Target
+from imagefactory.model import CheckState, Outcome, Target
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.sif import stored_sifs
 from imagefactory.oci.store import ImageReference, parse_reference
 from imagefactory.progress import Progress
 from imagefactory.project import Project
 from imagefactory.runtime.emulator import check_not_emulated
+from imagefactory.runtime.hardware import SelectedGpu
 from imagefactory.runtime.protocol import Runner
+from imagefactory.serialize import format_time
 from imagefactory.settings.choices import ENGINES
+from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.trust.envelope import parse_envelope
+from imagefactory.trust.judgement import expires
 from imagefactory.trust.policy import read_trust
 from imagefactory.trust.verdict import (
     PASSES,
@@ -58,15 +65,20 @@ from imagefactory.trust.verdict import (
 )
 from imagefactory.verify.evidence import LocalEvidence
 from imagefactory.verify.gpu_run import (
+    VISIBLE,
+    VISIBLE_AMD,
     GpuRequest,
     GpuTrial,
     check_level,
     gpu_expectations,
     predict_coverage,
+    select_gpus,
+    selected_environment,
     timeout_of,
     unusable_gpus_note,
     verify_gpu,
 )
+from imagefactory.verify.kit.program import BOUND, ERROR, FORMAT, RATE
 from imagefactory.verify.kits import KitReport, KitRequest, collect_kit, make_kit, read_nonce
 from imagefactory.verify.nonces import (
     NONCE_BYTES,
@@ -76,8 +88,17 @@ from imagefactory.verify.nonces import (
     check_open,
     format_nonce,
 )
-from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, VerifiedImage, format_gpu_report
+from imagefactory.verify.report import (
+    FULL,
+    NODE,
+    Evidence,
+    GpuReport,
+    Hardware,
+    VerifiedImage,
+    format_gpu_report,
+)
 from imagefactory.verify.suite_files import digest_of, suite_argv, suite_digest
+from imagefactory.versions import natural
 
 _LOCAL_EVIDENCE = LocalEvidence()
 
@@ -100,12 +121,14 @@ class VerifyDependencies:
 class VerifyOptions:
     """Options of a verification. An empty `runner` means the setting, or a suitable one.
 
-    A GPU must have the `capability`. The verdict goes to the store, and to `registry` (`host[/path]`) if
-    set. The report goes to `output`, None for a file in the store.
+    `gpus` are the GPUs to use (`all`, `0,1`, UUIDs), empty for those of the batch system. A GPU must have
+    the `capability`. The verdict goes to the store, and to `registry` (`host[/path]`) if set. The report
+    goes to `output`, None for a file in the store.
     """
 
     level: str = FULL
     runner: str = ""
+    gpus: str = ""
     capability: str = ""
     registry: str = ""
     promote: bool = False
@@ -134,6 +157,7 @@ def verify_and_attach(
     """Verify the image with this name. Raises NoGpuError, before anything is fetched, without a GPU."""
     check_name(project, name)
     hardware = bench.evidence.read()
+    selected, environ = request_gpus(options.gpus, hardware, project.environ)
     key = signing_key(project, bench.clock())
     if options.promote and key is None:
         raise UsageError(
@@ -144,7 +168,9 @@ def verify_and_attach(
     if options.output:
         check_output(options.output)
     image = resolve_image(project, name, options.registry, progress)
-    report = verify_image(project, image, hardware, options, bench, progress)
+    report = verify_image(
+        project, image, hardware, options, bench, progress, selected=selected, environ=environ
+    )
     path = write_unsigned_report(project, report, options.output)
     signed = sign_report(project, report, key, bench.clock())
     attached: tuple[str, ...] = ()
@@ -165,8 +191,11 @@ def verify_image(
     options: VerifyOptions,
     bench: VerifyDependencies,
     progress: Progress,
+    *,
+    selected: tuple[SelectedGpu, ...],
+    environ: Mapping[str, str],
 ) -> GpuReport:
-    """Run the GPU suite in the image on this machine, whose GPUs are `hardware`.
+    """Run the GPU suite in the image on this machine, whose GPUs are `hardware`, on those of `request_gpus`.
 
     Raises ToolError for an image of another processor and UsageError for a level that does not apply to it,
     before anything is started. The nonce is issued here; `sign_report` spends it.
@@ -187,7 +216,8 @@ def verify_image(
             level=options.level,
             capability=options.capability,
             predicted=_predicted(access, artifact, hardware, progress),
-            environ=access.environ,
+            environ=environ,
+            selected=selected,
         )
         runner = bench.runner
         if runner is None:
@@ -204,6 +234,30 @@ def verify_image(
         )
         with progress.stage(f"{target.name}: GPU suite ({options.level}), by {name}"):
             return verify_gpu(trial, runner, bench.clock, scratch=scratch_directory(access, name))
+
+
+def select_run_gpus(text: str) -> tuple[tuple[SelectedGpu, ...], dict[str, str]]:
+    """Return the GPUs of `run --gpus`, none for `all`, and the variable that selects them in an image.
+
+    Raises NoGpuError without a GPU, UsageError for a GPU that is not usable.
+    """
+    hardware = LocalEvidence().read()
+    selected = select_gpus(text, hardware)
+    return selected, selected_environment(selected, hardware)
+
+
+def request_gpus(
+    text: str, hardware: Hardware, environ: Mapping[str, str]
+) -> tuple[tuple[SelectedGpu, ...], dict[str, str]]:
+    """Return the GPUs of --gpus, none for all, and an environment that selects them like a batch system.
+
+    Raises UsageError for a GPU that is not usable, and for several MIG slices.
+    """
+    if not text:
+        return (), dict(environ)
+    selected = select_gpus(text, hardware, one_slice=True)
+    rest = {name: value for name, value in environ.items() if name not in (VISIBLE, VISIBLE_AMD)}
+    return selected, {**rest, **selected_environment(selected, hardware)}
 
 
 def _predicted(
@@ -269,13 +323,17 @@ class KitDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitFiles:
-    """A kit: its nonce, its image, a reference to pull the image, and the time limit for its result."""
+    """A kit: its nonce, its image, a reference to pull the image, and the time limit for its result.
+
+    `gpus` are the names of the GPUs that a kit for a node knows, and until when.
+    """
 
     subject: VerifiedImage
     reference: str
     nonce: str
     nonce_dir: Path
     expires: datetime
+    gpus: tuple[tuple[str, str], ...] = ()
 
 
 def write_kit(
@@ -295,8 +353,11 @@ def write_kit(
             hint="run imagefactory verify on the machine itself",
         )
     check_level(definition, options.level)
-    with project.layout.in_use(progress):
-        predicted = _predicted(project, image.made, None, progress)
+    signed = signed_numbers(project, image, utc_now()) if options.level == NODE else None
+    predicted: dict[str, Predicted] = {}
+    if signed is None:  # the level `node` has no coverage checks
+        with project.layout.in_use(progress):
+            predicted = _predicted(project, image.made, None, progress)
     request = GpuRequest(
         nonce=format_nonce(os.urandom(NONCE_BYTES)),
         level=options.level,
@@ -317,16 +378,72 @@ def write_kit(
             for row in stored_sifs(project.layout, image.subject.manifest)
             if isinstance(row.artifact, SifArtifact)
         ),
+        signed=signed,
     )
     nonces = nonce_store(project, destination.nonce_dir)
     issued = make_kit(destination.folder, kit, nonces, utc_now())
+    gpus = tuple((name, row["expires"]) for name, row in signed["gpus"].items()) if signed else ()
     return KitFiles(
         subject=image.subject,
         reference=kit.reference,
         nonce=request.nonce,
         nonce_dir=nonces.folder,
-        expires=issued.expires,
+        expires=max(datetime.fromisoformat(end) for _, end in gpus) if gpus else issued.expires,
+        gpus=gpus,
     )
+
+
+def signed_numbers(project: Project, image: ResolvedImage, now: datetime) -> dict[str, Any]:
+    """Return signed.json of a kit for a node: the numbers of the image's valid verdicts, by GPU.
+
+    Raises CheckFailedError if no verdict counts.
+    """
+    policy = read_verification_policy(project, now)
+    verdicts = {
+        judged.name: judged.verdict
+        for repo, subject in places_of(project, image.subject, image.where)
+        for judged in find_in(project, repo, subject, policy).judged
+        if judged.proves and judged.verdict
+    }
+    if not verdicts:
+        name = image.definition.target.name
+        raise CheckFailedError(
+            "not-verified",
+            f"{name} is not verified on any GPU, so a node cannot be compared with it",
+            hint=f"verify it on a GPU that works: imagefactory verify {name}",
+        )
+    ends = {name: expires(verdict, policy.trust) for name, verdict in verdicts.items()}
+    reports = [(verdict.report, ends[name]) for name, verdict in verdicts.items()]
+    return format_signed_numbers(reports, image.definition.target.waive)
+
+
+def format_signed_numbers(
+    reports: Iterable[tuple[GpuReport, datetime]], waive: Sequence[str]
+) -> dict[str, Any]:
+    """Return signed.json from verified reports and their expiry. Pure. kit/program.py describes it.
+
+    The checks in `waive` need not run.
+    """
+    gpus: dict[str, dict[str, Any]] = {}
+    for report, end in reports:
+        assert report.device is not None
+        assert report.hardware is not None
+        new = {"expires": format_time(end), "driver": report.hardware.driver, "checks": {}}
+        row = gpus.setdefault(report.device.name, new)
+        row["expires"] = max(row["expires"], new["expires"])
+        row["driver"] = min(row["driver"], new["driver"], key=natural)
+        for check in report.checks:
+            if check.state is not CheckState.PASSED:
+                continue
+            numbers, known = dict(check.numbers), row["checks"].setdefault(check.name, {})
+            for name, value in numbers.items():
+                bound = numbers.get(f"{name.removesuffix(ERROR)}{BOUND}", 0.0)
+                if name.endswith(RATE):
+                    known[name] = min(value, known.get(name, value))
+                elif name.endswith(ERROR) and bound:
+                    known[name] = max(value / bound, known.get(name, 0.0))
+    checks = [name for name in table.checks_of(NODE) if name not in waive]
+    return {"format": FORMAT, "checks": checks, "alone": list(table.PARTS["driver"]), "gpus": gpus}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

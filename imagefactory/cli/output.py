@@ -703,6 +703,13 @@ runner_option = click.option(
 )
 
 
+gpus_option = click.option(
+    "--gpus",
+    metavar="all|GPU[,GPU]...",
+    help="Use these GPUs, by number or UUID (also of a MIG slice), as in nvidia-smi -L. Fails without them.",
+)
+
+
 registry_option = click.option(
     "--registry",
     "place",

@@ -15,7 +15,9 @@ from imagefactory.cli.arguments import Command, section
 from imagefactory.cli.output import (
     CommandContext,
     complete_targets,
+    gpus_option,
     print_catalog_notes,
+    reject_conflict,
     runner_option,
 )
 from imagefactory.errors import LimitError, UsageError
@@ -105,11 +107,7 @@ def run_options(command: Callable[P, None]) -> Callable[P, None]:
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
 @section("GPUs")
-@click.option(
-    "--gpus",
-    type=click.Choice(["all"]),
-    help="Make the GPUs and the driver of this machine available. Fails without a GPU.",
-)
+@gpus_option
 @click.option("--nv", is_flag=True, help="The same as --gpus all, as in Apptainer.")
 @run_options
 @click.pass_context
@@ -135,6 +133,7 @@ def run(
     \b
     imagefactory run pytorch-2.3-cu121 -- python train.py
     imagefactory run --gpus all pytorch-2.3-cu121 -- python train.py
+    imagefactory run --gpus 0,1 pytorch-2.3-cu121 -- python train.py
     imagefactory run -v .:/work:rw -w /work pytorch-2.3-cu121 -- bash
 
     The current directory is /work inside, read-only. With -v or -w only your mounts are visible. Your home,
@@ -150,7 +149,10 @@ def run(
         runner=runner, network=network, read_only=read_only, user=user, variables=variables, mounts=mounts,
         limits=limits, workdir=workdir,
     )  # fmt: skip
-    prepared = prepare_run(ctx, name, command, options, gpus=nv or gpus is not None)
+    reject_conflict(
+        nv and gpus not in (None, "all"), "--nv takes all GPUs, and --gpus names some", "remove --nv"
+    )
+    prepared = prepare_run(ctx, name, command, options, gpus="all" if nv else gpus or "")
     exit_as(
         ctx,
         run_artifact(call.access, prepared.artifact, prepared.spec, prepared.runner, call.progress),
@@ -159,18 +161,33 @@ def run(
 
 
 def prepare_run(
-    ctx: click.Context, name: str, command: tuple[str, ...], options: RunOptions, *, gpus: bool
+    ctx: click.Context, name: str, command: tuple[str, ...], options: RunOptions, *, gpus: str = ""
 ) -> PreparedRun:
-    """Find or download the image, and check the options. Raises UsageError."""
+    """Find or download the image, and check the options. Raises UsageError.
+
+    `gpus` is `all`, or names GPUs, or empty for none.
+    """
     from imagefactory.actions.centers import names_center, read_offer
     from imagefactory.actions.images import find_stored
-    from imagefactory.actions.run import WORKDIR, fetch_offered, find_built, mounted_directory, own_start
+    from imagefactory.actions.run import (
+        WORKDIR,
+        fetch_offered,
+        find_built,
+        mounted_directory,
+        own_start,
+    )
     from imagefactory.model import RunSpec
     from imagefactory.project import uses_catalog
     from imagefactory.runtime.limits import parse_limits
 
     call: CommandContext = ctx.obj
     access, runner = call.access, options.runner or ""
+    selected: tuple[tuple[int, str, str], ...] = ()
+    selecting: dict[str, str] = {}
+    if gpus not in ("", "all"):
+        from imagefactory.actions.verify import select_run_gpus
+
+        selected, selecting = select_run_gpus(gpus)
     of_center = uses_catalog(call.settings) and names_center(name, call.settings)
     artifact, target = None if of_center else find_stored(access, name), None
     offered: Sequence[VerificationResult] = ()
@@ -210,12 +227,13 @@ def prepare_run(
         mounts, workdir = ((here,), WORKDIR) if here else ((), "")
     spec = RunSpec(
         argv=argv or ("bash",),
-        environment=tuple(_variable(text) for text in options.variables),
+        environment=tuple({**selecting, **dict(map(_variable, options.variables))}.items()),
         workdir=workdir or "/",
         uid=uid,
         read_only=options.read_only,
         network=options.network,
-        gpus=gpus,
+        gpus=bool(gpus),
+        selected_gpus=selected,
         mounts=mounts,
         timeout=time,
         limits=tuple(bounds.items()),

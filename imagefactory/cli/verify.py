@@ -14,6 +14,7 @@ from imagefactory.cli.output import (
     capability_of,
     complete_targets,
     exit_with_first_failure,
+    gpus_option,
     json_option,
     print_json,
     print_next_command,
@@ -23,7 +24,7 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
-from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
+from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS, NODE
 
 if TYPE_CHECKING:
     from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
@@ -84,12 +85,14 @@ class VerifyKitDocument(TypedDict):
 @click.option(
     "--suite",
     "level",
-    type=click.Choice(LEVELS),
+    type=click.Choice((*LEVELS, NODE)),
     default=FULL,
     show_default=True,
-    help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images.",
+    help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images. node is for "
+    "--kit: the kit checks a machine by the image's verdicts, in a minute.",
 )
 @runner_option
+@gpus_option
 @click.option(
     "--capability", default="", metavar="X.Y", help="Fail unless the GPU has this compute capability."
 )
@@ -122,6 +125,7 @@ def verify(
     names: tuple[str, ...],
     level: str,
     runner: str | None,
+    gpus: str | None,
     capability: str,
     registry: str,
     promote: bool,
@@ -165,13 +169,19 @@ def verify(
         "pass one image, or remove them",
     )
     reject_conflict(
-        kit and (promote or output or runner),
-        "--kit excludes --promote, --output and --runner: a kit runs elsewhere",
+        kit and (promote or output or runner or gpus),
+        "--kit excludes --promote, --output, --runner and --gpus: a kit runs elsewhere",
         "run python3 DIR/run.py --runner ... there, then imagefactory sweep collect DIR --promote here",
+    )
+    reject_conflict(
+        level == NODE and (not kit or nonce_dir or capability),
+        f"--suite {NODE} requires --kit, and excludes --nonce-dir and --capability",
+        f"run imagefactory verify TARGET --suite {NODE} --kit DIR, then DIR/run.py on the node",
     )
     options = VerifyOptions(
         level=level,
         runner=runner or "",
+        gpus=gpus or "",
         capability=str(capability_of(capability)) if capability else "",
         registry=registry,
         promote=promote,
@@ -279,6 +289,12 @@ def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> No
                 expires=written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
             )
         )
+    if written.gpus:
+        gpus = "".join(f"\n  {name}, until {end[:10]}" for name, end in sorted(written.gpus))
+        print_result(
+            f"wrote {order.folder}, which compares a machine with {written.subject.manifest} on{gpus}"
+        )
+        return print_next_command(f"{order.folder}/run.py", program="python3")
     source = f"pulls {written.reference}" if written.reference else "add --image: no registry has it"
     print_result(
         f"wrote {order.folder}, valid until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"

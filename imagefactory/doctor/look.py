@@ -40,19 +40,26 @@ from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.devices import (
     find_amd_gpus,
     find_device_nodes,
-    parse_driver_version,
     parse_linker_cache,
     read_linker_cache,
 )
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.emulator import find_emulator
+from imagefactory.runtime.hardware import (
+    UNUSABLE,
+    LostGpu,
+    NoGpu,
+    Places,
+    lost_gpus,
+    read_driver,
+    read_hardware,
+)
 from imagefactory.runtime.limits import RunLimits, decide_limits, read_capacity
 from imagefactory.runtime.podman import PodmanRunner
 from imagefactory.runtime.sandbox.syscalls import has_landlock
 from imagefactory.runtime.unshare import attempt
 from imagefactory.settings.choices import ENGINES, SOLVERS
 from imagefactory.settings.load import Settings
-from imagefactory.verify.kit.hardware import UNUSABLE, LostGpu, NoGpu, Places, lost_gpus, read_hardware
 
 # --- Tests of the services that a build or push needs: engines, package index, Debian's archive, registry
 
@@ -210,7 +217,6 @@ def gather_machine_facts(
     status = _fields((root / "proc/self/status").read_text())
     user = _user_name()
     nodes = find_device_nodes(root / "dev")
-    version = root / "proc/driver/nvidia/version"
     limits = decide_limits({}, read_capacity(settings.store_path))
     sources = read_sources(root / "etc/apt")
     return MachineFacts(
@@ -252,7 +258,7 @@ def gather_machine_facts(
             _read_disk("cache", settings.cache_path, settings.cache.origin),
         ),
         gpu_nodes=tuple(map(str, nodes)),
-        driver=parse_driver_version(version.read_text()) if version.is_file() else "",
+        driver=read_driver(str(root / "proc")),
         driver_libraries=_driver_libraries() if nodes else (),
         lost_gpus=find_unusable_gpus(Places(dev=str(root / "dev"), proc=str(root / "proc"))) if nodes else (),
         amd=find_amd_gpus(dev=root / "dev", sys=root / "sys"),

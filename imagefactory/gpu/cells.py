@@ -453,10 +453,12 @@ def _known_bad_claims(question: CellQuery, contents: ScanResult | None) -> Itera
     capability, since it is not specific to this one. All others are NO.
     """
     name, version = question.framework.rpartition("::")[2], question.version
-    build = ("build-cuda", question.cuda)
-    locked = (*(question.packages or ((name, version),)), build)
+    builds = (row for row in knowledge.releases(name) if covers(row.version, version) and row.cudnn)
+    cudnn = "" if question.packages else next((row.cudnn for row in builds if row.cuda == question.cuda), "")
+    build = (("build-cuda", question.cuda), *([("cudnn", cudnn)] if cudnn else []))
+    locked = (*(question.packages or ((name, version),)), *build)
     newest = version if version.count(".") > 1 else f"{version}.{_LAST}"
-    last = (*(question.packages or ((name, newest),)), build)
+    last = (*(question.packages or ((name, newest),)), *build)
     first, final = [versions_in(contents)] * 2 if contents else (versions_of(locked), versions_of(last))
     capability, driver = question.capability, question.driver
     fitting = {fault.id for fault in matching_rules(final, capability, driver)}

@@ -260,11 +260,14 @@ _CUDART = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.([0-9.]+)")
 
 
 def _has_gpu_code(contents: ScanResult, framework: Framework) -> list[str]:
-    """Return the libraries that must load and exist, or those that have AMD code."""
+    """Return the libraries that must load and exist, others beside them, or those that have AMD code."""
+    beside = tuple(
+        f"{top}/*" for name in framework.must_load for top, inside, _ in [name.partition("/")] if inside
+    )
     return [
         library.path
         for library in contents.libraries
-        if matches(library.path, framework.must_load)
+        if matches(library.path, (*framework.must_load, *beside))
         or any(code.kind is CodeKind.AMD for modules in library.modules for code in modules.codes)
     ]
 

@@ -22,7 +22,7 @@ from imagefactory.jobs.spec import (
     header,
     value_arrays,
 )
-from imagefactory.runtime.devices import MAKE_SPEC
+from imagefactory.runtime.hardware import MAKE_CDI
 from imagefactory.schedulers.pool import PoolGpu
 from imagefactory.schedulers.sizes import MB
 from imagefactory.schedulers.slurm.batch import request_gpu_count
@@ -99,7 +99,7 @@ PODMAN_GPUS = f"""\
 # podman passes GPUs by CDI: a specification of the node names them by UUID, or by their order on the PCI bus.
 if ! grep -qs nvidia.com/gpu /etc/cdi/* /var/run/cdi/*; then
     echo "$(hostname): no CDI specification describes the GPUs to podman:" \\
-        "{MAKE_SPEC}" >&2
+        "{MAKE_CDI}" >&2
     exit 9
 fi
 devices=()
@@ -111,7 +111,7 @@ for gpu in $gpus; do
         awk -v uuid="$name" '/^GPU UUID:/ {{ if ($3 == uuid) print place + 0; place++ }}')
     if [ -z "$name" ]; then
         echo "$(hostname): the CDI specification does not name ${{gpu%%=*}}:" \\
-            "{MAKE_SPEC} --device-name-strategy=uuid" >&2
+            "{MAKE_CDI} --device-name-strategy=uuid" >&2
         exit 9
     fi
     devices+=(--device "nvidia.com/gpu=$name")

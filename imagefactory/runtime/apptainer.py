@@ -14,6 +14,10 @@ Root becomes `spec.uid` by apptainer's `--security`. An ordinary user keeps its 
 also 0, by a user namespace of util-linux' `unshare` (apptainer's `--fakeroot` would load its own library
 into every program).
 
+`--nv` binds all NVIDIA GPUs, of which CUDA_VISIBLE_DEVICES inside selects some. With `use
+nvidia-container-cli = yes` in apptainer.conf, apptainer itself needs NVIDIA_VISIBLE_DEVICES: without it no
+GPU comes in.
+
 From outside, a command that never started looks like a command that ends with 255. So a shell in the image
 writes to a file of the runner, in memory, right before it becomes the command. That also gives 127 and 126
 their meaning.
@@ -33,6 +37,7 @@ from dataclasses import dataclass
 
 from imagefactory.errors import ImagefactoryError, ToolError, UsageError
 from imagefactory.fs import temporary_directory
+from imagefactory.gpu.forward import FIRST, LOOK, LOOK_SECONDS, read_look
 from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
@@ -50,16 +55,22 @@ from imagefactory.runtime.sandbox.terminals import END_NOW, descendants
 from imagefactory.runtime.unshare import SANDBOX, unrecorded_bytes
 
 EnsureSif = Callable[[Image], SifArtifact]
+HOMES = ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")
+NO_NETWORK = ("--net", "--network", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerIdentity:
-    """The caller's ids, the path of util-linux' `unshare` (or empty), and options for this machine's GPUs."""
+    """The caller's ids, the path of util-linux' `unshare` (or empty), and options for this machine's GPUs.
+
+    `forward` is the directory of the image's libcuda if programs must use it, empty for the machine's own.
+    """
 
     uid: int
     gid: int
     unshare: str
     gpus: tuple[str, ...] = ("--nv",)
+    forward: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +111,24 @@ def plan(
         if before:
             before.append("--net")
         else:
-            options += ["--net", "--network", "none"]
+            options += NO_NETWORK
     if spec.gpus:
         options += caller.gpus
+    gpus = ",".join(uuid for _, uuid, _ in spec.selected_gpus) or "all"
     for name, flag in (("processes", "--pids-limit"), ("memory", "--memory")):
         if amount := dict(spec.limits).get(name):
             options += [flag, str(amount)]
     for mount in planned_mounts(spec):
         options += ["--mount", mount_option(mount.source, mount.target, writable=mount.writable)]
-    shell = ("/bin/sh", "-c", f'echo >/dev/fd/{started}; exec "$@"', "sh", *spec.argv)
+    script = FIRST if caller.forward else 'exec "$@"'
+    shell = ("/bin/sh", "-c", f"echo >/dev/fd/{started}; {script}", caller.forward or "sh", *spec.argv)
     return ApptainerInvocation(
         argv=(*before, program, "--silent", "exec", *options, sif, *shell),
         # Not --env, which splits values at commas.
-        environment=tuple((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
+        environment=(
+            *((f"APPTAINERENV_{name}", value) for name, value in spec.environment),
+            *((("NVIDIA_VISIBLE_DEVICES", gpus),) if spec.gpus else ()),
+        ),
     )
 
 
@@ -132,6 +148,11 @@ class ApptainerRunner:
 
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def stop(self) -> None:
+        for process in tuple(self._running):
+            _end(process)
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> SifArtifact:  # noqa: ARG002
         """Return the .sif of an image."""
@@ -152,6 +173,7 @@ class ApptainerRunner:
             gid=os.getegid(),
             unshare=shutil.which("unshare", path=self.command.search) or "",
             gpus=gpu_options(devices) if devices else (),
+            forward=self._choose_libcuda(str(sif.path), devices) if devices and devices.nvidia else "",
         )
         started, lost = os.memfd_create("started"), os.memfd_create("lost")
         try:
@@ -161,10 +183,30 @@ class ApptainerRunner:
             os.close(started)
             os.close(lost)
 
+    def _choose_libcuda(self, sif: str, devices: GpuDevices) -> str:
+        """Return the directory of the image's libcuda if NVIDIA's hook would choose it, since apptainer has
+        none.
+        """
+        options = ["--containall", "--cleanenv", "--no-home", "--no-eval", *NO_NETWORK]
+        options += ["--no-privs"] * (os.geteuid() == 0)
+        argv = (self.command.find(), "--silent", "exec", *options, sif, "/bin/sh", "-c", LOOK)
+        with temporary_directory("imagefactory-apptainer-") as home:
+            environment = self.command.environment({name: str(home) for name in HOMES})
+            process = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            stdout, _, _ = _collect(process, LOOK_SECONDS, relayed=False)
+        return read_look(stdout.encode(), devices.driver, devices.models)
+
     def _run(self, invocation: ApptainerInvocation, spec: RunSpec, started: int, lost: int) -> CommandResult:
         # apptainer needs a home for settings: an empty one.
         with temporary_directory("imagefactory-apptainer-") as home:
-            private_homes = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
+            private_homes = {name: str(home) for name in HOMES}
             extra = {**dict(invocation.environment), **private_homes}
             pipe = subprocess.PIPE if spec.capture else None
             relay = (sys.executable, "-I", "-S", str(SANDBOX), "relay", str(lost), str(started))
@@ -185,8 +227,12 @@ class ApptainerRunner:
                     f"cannot start {invocation.argv[0]}: {error}",
                     hint="run imagefactory doctor, or use --runner unshare",
                 ) from error
-            with signals_to_command(interactive=not spec.capture):
-                stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
+            self._running.add(process)
+            try:
+                with signals_to_command(interactive=not spec.capture):
+                    stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
+            finally:
+                self._running.discard(process)
         code = process.returncode
         if reason := os.pread(lost, 1000, 0).decode():
             raise unrecorded_bytes(reason)

@@ -15,16 +15,17 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import ToolError
+from imagefactory.runtime.hardware import MAKE_CDI, CdiDevices, cdi_names, outdated_cdi, read_driver
 
-MAKE_SPEC = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-"""Writes the CDI specification by which podman passes NVIDIA GPUs."""
+_MODEL = re.compile(r"^Model:[ \t]*(\S.{0,99})$", re.MULTILINE)
 NODES = "class/kfd/kfd/topology/nodes"
 """The directory of the kernel's AMD devices, below /sys."""
+_GPU = re.compile(r"/nvidia[0-9]+$")
 _VERSION = re.compile(r"^gfx_target_version ([0-9]{1,6})$", re.MULTILINE)
 
 
@@ -105,7 +106,8 @@ NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, o
 class GpuDevices:
     """NVIDIA devices and libraries by absolute path. `links` are (soname, file name) of the libraries.
 
-    `driver` is the kernel module's version (`550.90.07`), empty without one.
+    `driver` is the kernel module's version (`550.90.07`), empty without one. `models` are the names of the
+    GPUs (`NVIDIA A100-SXM4-80GB`), empty if unknown.
     """
 
     devices: tuple[str, ...]
@@ -113,6 +115,7 @@ class GpuDevices:
     links: tuple[tuple[str, str], ...]
     programs: tuple[str, ...]
     driver: str
+    models: tuple[str, ...] = ()
 
     @property
     def nvidia(self) -> bool:
@@ -140,19 +143,13 @@ def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...
     return tuple(sorted(libraries.items()))
 
 
-def parse_driver_version(text: str) -> str:
-    """Return the version in /proc/driver/nvidia/version, of the closed or open kernel module, "" if none."""
-    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
 def find_device_nodes(dev: Path) -> tuple[Path, ...]:
     """Return the NVIDIA nodes below `dev`: GPUs, nvidiactl, nvidia-uvm, and the directory nvidia-caps."""
     return tuple(sorted(path for path in dev.glob("nvidia*") if path.is_char_device() or path.is_dir()))
 
 
 def count_gpus(nodes: Iterable[Path]) -> int:
-    return sum(1 for node in nodes if re.fullmatch(r"nvidia\d+", node.name))
+    return sum(1 for node in nodes if _GPU.search(str(node)))
 
 
 def find_gpus(
@@ -196,7 +193,6 @@ def find_gpus(
             hint="install the libraries of the NVIDIA driver (Debian: libcuda1) and run ldconfig",
         )
     files = {path.resolve() for _, path in cached}
-    version = proc / "driver/nvidia/version"
     return GpuDevices(
         devices=(*map(str, nodes), *(amd.devices if amd else ())),
         libraries=tuple(sorted(map(str, files))),
@@ -210,8 +206,33 @@ def find_gpus(
                 )
             )
         ),
-        driver=parse_driver_version(version.read_text()) if version.is_file() else "",
+        driver=read_driver(str(proc)),
+        models=read_models(proc / "driver/nvidia/gpus"),
     )
+
+
+def select_devices(gpus: GpuDevices, nodes: Collection[str]) -> GpuDevices:
+    """Return only these NVIDIA GPUs (`/dev/nvidia1`) and the devices that they share, all GPUs for no nodes.
+
+    Raises ToolError for a node that this machine lacks. AMD GPUs have no such nodes.
+    """
+    if not nodes or not gpus.nvidia:
+        return gpus
+    if missing := sorted(set(nodes) - set(gpus.devices)):
+        raise ToolError(
+            "gpu-device-missing",
+            f"no device of a selected GPU: {missing[0] or '/proc/driver/nvidia/gpus does not name it'}",
+            hint="run nvidia-modprobe as root, or select another GPU",
+        )
+    return replace(
+        gpus, devices=tuple(path for path in gpus.devices if path in nodes or not _GPU.search(path))
+    )
+
+
+def read_models(directory: Path) -> tuple[str, ...]:
+    """Return the names of the GPUs that the driver lists in /proc/driver/nvidia/gpus, sorted."""
+    texts = [path.read_text(errors="replace") for path in directory.glob("*/information")]
+    return tuple(sorted(match[1] for text in texts if (match := _MODEL.search(text))))
 
 
 def read_linker_cache() -> str:
@@ -226,3 +247,38 @@ def read_linker_cache() -> str:
         "ldconfig is not installed, and finding the driver's libraries needs it",
         hint="install ldconfig (Debian: apt-get install libc-bin)",
     )
+
+
+# --- What Docker and Podman need for GPUs by CDI
+
+
+CDI_FAILURE = re.compile("[Cc][Dd][Ii]|nvidia|error mounting|device node|custom device|mount request")
+"""Errors of both engines for a GPU that no specification names, and a device or library that is gone."""
+
+
+def current_cdi_names(
+    gpus: Sequence[tuple[int, str, str]], devices: CdiDevices, driver: str
+) -> tuple[str, ...]:
+    """Return CDI's names of `RunSpec.selected_gpus`, of all GPUs for none.
+
+    `driver` is the loaded one. Raises ToolError if the specifications are for another one: their libraries
+    cannot use the GPUs.
+    """
+    if problem := outdated_cdi(devices, driver):
+        raise ToolError("cdi-outdated", problem, hint=f"describe the GPUs again: {MAKE_CDI}")
+    return tuple(cdi_names(gpus, devices))
+
+
+def check_selinux(root: Path = Path("/sys/fs/selinux")) -> None:
+    """Raise ToolError if SELinux is enforced and forbids containers the use of devices."""
+    try:
+        enforced = (root / "enforce").read_text().strip() == "1"
+        allowed = (root / "booleans/container_use_devices").read_text().startswith("1")
+    except OSError:
+        return  # no SELinux, or none of its rules for containers
+    if enforced and not allowed:
+        raise ToolError(
+            "selinux-forbids-devices",
+            "SELinux forbids containers the use of devices, so they see no GPU",
+            hint="sudo setsebool -P container_use_devices=on",
+        )

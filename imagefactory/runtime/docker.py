@@ -20,7 +20,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,17 @@ from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import QUIET, Progress
-from imagefactory.runtime.devices import AmdGpus, count_gpus, find_amd_gpus, find_device_nodes
+from imagefactory.runtime.devices import (
+    CDI_FAILURE,
+    AmdGpus,
+    check_selinux,
+    count_gpus,
+    current_cdi_names,
+    find_amd_gpus,
+    find_device_nodes,
+)
 from imagefactory.runtime.docker_daemon import DockerDaemon, run_name
+from imagefactory.runtime.hardware import MAKE_CDI, read_cdi, read_driver
 from imagefactory.runtime.protocol import (
     GRACE_SECONDS,
     BoundedOutput,
@@ -82,17 +91,20 @@ def is_alive(owner: str, boot: str) -> bool:
     return not match or match[1] != boot or _start_time(int(match[2])) == match[3]
 
 
-def not_started(message: str) -> CommandResult:
-    """Return a shell's code 127 or 126 if the command cannot start. Raises other errors of the daemon."""
+def not_started(message: str, *, cdi: bool = False) -> CommandResult:
+    """Return a shell's code 127 or 126 if the command cannot start. Raises other errors of the daemon.
+
+    `cdi` is set if the container has GPUs by CDI.
+    """
     others = ("docker-init", "mount", "chdir", "nvidia", "cdi")
     if re.search(r"\bexec[: ]", message) and not any(word in message.lower() for word in others):
         for pattern, code in ((_NOT_FOUND, 127), (_NOT_EXECUTABLE, 126)):
             if pattern.search(message):
                 return CommandResult(returncode=code, stdout="", stderr=f"{message.strip()}\n", seconds=0.0)
-    raise explain(message)
+    raise explain(message, cdi=cdi)
 
 
-def explain(message: str) -> ImagefactoryError:
+def explain(message: str, *, cdi: bool = False) -> ImagefactoryError:
     """Return the error for a container that the daemon did not create or start."""
     text = message.strip()
     if "docker-init" in message:
@@ -101,18 +113,20 @@ def explain(message: str) -> ImagefactoryError:
             "docker has no docker-init",
             hint="apt-get install tini, or install docker-ce from Docker",
         )
-    if "could not select device driver" in message or "nvidia-container" in message:
+    if not cdi and ("could not select device driver" in message or "nvidia-container" in message):
+        hint = "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker"
+        if read_cdi().names:
+            hint = 'write {"features": {"cdi": true}} into /etc/docker/daemon.json (Docker 25 or newer)'
         return ToolError(
             "docker-gpu-unavailable",
             f"docker cannot pass a GPU to the container: {text}",
-            hint="install nvidia-container-toolkit, then: nvidia-ctk runtime configure "
-            "--runtime=docker and systemctl restart docker",
+            hint=f"{hint}, then: systemctl restart docker",
         )
-    if "CDI" in message or "cdi" in message:
+    if cdi and CDI_FAILURE.search(message):
         return ToolError(
             "docker-cdi-unavailable",
-            f"docker cannot pass this device to the container: {text}",
-            hint="use a name from nvidia-ctk cdi list, and enable features.cdi in docker's daemon.json",
+            f"docker cannot pass the GPUs to the container: {text}",
+            hint=f"describe the GPUs, after each update of the driver too: {MAKE_CDI}",
         )
     if "bind source path does not exist" in message or "invalid mount" in message:
         return UsageError(
@@ -142,15 +156,15 @@ def arguments(
     spec: RunSpec,
     *,
     owner: str,
-    devices: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
     tty: bool = False,
     amd: AmdGpus | None = None,
     nvidia: bool = True,
 ) -> dict[str, Any]:
     """Return the arguments for the SDK's `containers.create`.
 
-    `devices` are CDI names. Without names, `spec.gpus` takes all GPUs. `nvidia` is true if this machine also
-    has NVIDIA GPUs.
+    `names` are CDI's of the GPUs; without them, NVIDIA's runtime finds the GPUs. `nvidia` is true if this
+    machine also has NVIDIA GPUs.
     """
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
@@ -161,10 +175,12 @@ def arguments(
     terminal = [("TERM", "xterm")] if tty and "TERM" not in dict(spec.environment) else []
     amd = amd if spec.gpus else None
     requests = None
-    if spec.gpus and devices:
-        requests = [DeviceRequest(driver="cdi", device_ids=list(devices))]
+    if spec.gpus and names:
+        requests = [DeviceRequest(driver="cdi", device_ids=list(names))]
     elif spec.gpus and (nvidia or amd is None):
-        requests = [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+        uuids = [uuid for _, uuid, _ in spec.selected_gpus]
+        gpus = {"device_ids": uuids} if uuids else {"count": -1}
+        requests = [DeviceRequest(**gpus, capabilities=[["gpu"]])]
     return {
         "entrypoint": list(spec.argv),  # no `command`: a new entrypoint drops the image's CMD too
         "environment": [f"{name}={value}" for name, value in (*terminal, *spec.environment)],
@@ -197,23 +213,21 @@ def arguments(
 
 
 def make_runner(support: RunnerSupport) -> DockerRunner:
-    return DockerRunner(support.layout, DockerDaemon(support.environ), progress=support.progress)
+    return DockerRunner(support.layout, DockerDaemon(support.environ), support.progress)
 
 
 class DockerRunner:
     """Runs images of `layout` in containers of `daemon`, which gets the images that it lacks.
 
-    `devices` are CDI names (`nvidia.com/gpu=all`) for machines whose docker has GPUs only by CDI. Without
-    names a run with GPUs gets all GPUs, like `docker run --gpus all`.
+    GPUs come by CDI if the daemon has it (Docker 25 or newer) and a specification names GPUs, else by
+    NVIDIA's runtime, like `docker run --gpus`.
     """
 
     unpacked = None
 
-    def __init__(
-        self, layout: Layout, daemon: DockerDaemon, *, progress: Progress = QUIET, devices: Sequence[str] = ()
-    ) -> None:
-        self.layout, self.daemon = layout, daemon
-        self.progress, self.devices = progress, tuple(devices)
+    def __init__(self, layout: Layout, daemon: DockerDaemon, progress: Progress = QUIET) -> None:
+        self.layout, self.daemon, self.progress = layout, daemon, progress
+        self._running: set[str] = set()
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         if isinstance(image, Image):
@@ -240,14 +254,25 @@ class DockerRunner:
             raise ToolError(
                 "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
             )
+        names = self._cdi_names(spec) if spec.gpus else ()
         self._sweep()
         name = self.daemon.ensure(self.layout, image, run_name(image), self.progress)
-        with self._container(name, spec) as container:
-            return self._captured(container, spec) if spec.capture else self._attached(container, spec)
+        run = self._captured if spec.capture else self._attached
+        with self._container(name, spec, names) as container:
+            return run(container, spec, cdi=bool(names))
+
+    def _cdi_names(self, spec: RunSpec) -> tuple[str, ...]:
+        """Return CDI's names of the GPUs, none if the daemon has no CDI or no specification names GPUs."""
+        facts = self.daemon.info()
+        if "name=selinux" in (facts.get("SecurityOptions") or ()):
+            check_selinux()
+        devices = read_cdi(facts.get("CDISpecDirs") or ())
+        return current_cdi_names(spec.selected_gpus, devices, read_driver()) if devices.names else ()
 
     @contextlib.contextmanager
-    def _container(self, image: str, spec: RunSpec) -> Iterator[Container]:
+    def _container(self, image: str, spec: RunSpec, names: tuple[str, ...]) -> Iterator[Container]:
         name = f"imagefactory-{secrets.token_hex(8)}"  # ours, as a signal may come before the daemon's answer
+        self._running.add(name)
         try:
             with self.daemon.speaking():
                 import docker
@@ -255,7 +280,7 @@ class DockerRunner:
                 options = arguments(
                     spec,
                     owner=this_process(),
-                    devices=self.devices,
+                    names=names,
                     tty=not spec.capture and os.isatty(0) and os.isatty(1),
                     amd=find_amd_gpus() if spec.gpus else None,
                     nvidia=count_gpus(find_device_nodes(Path("/dev"))) > 0,
@@ -263,13 +288,21 @@ class DockerRunner:
                 try:
                     container = self.daemon.client.containers.create(image, name=name, **options)
                 except docker.errors.APIError as error:
-                    raise explain(str(error.explanation or error)) from error
+                    raise explain(str(error.explanation or error), cdi=bool(names)) from error
             yield container
         finally:
-            with contextlib.suppress(ToolError), self.daemon.speaking():
-                self.daemon.client.api.remove_container(name, force=True, v=True)
+            self._running.discard(name)
+            self._remove(name)
 
-    def _captured(self, container: Container, spec: RunSpec) -> CommandResult:
+    def stop(self) -> None:
+        for name in tuple(self._running):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(ToolError), self.daemon.speaking():
+            self.daemon.client.api.remove_container(name, force=True, v=True)
+
+    def _captured(self, container: Container, spec: RunSpec, *, cdi: bool) -> CommandResult:
         import docker
 
         output = BoundedOutput()
@@ -289,7 +322,7 @@ class DockerRunner:
             try:
                 container.start()
             except docker.errors.APIError as error:
-                return not_started(str(error.explanation or error))
+                return not_started(str(error.explanation or error), cdi=cdi)
         code, timed_out = self._wait(container, spec.timeout)
         seconds = time.monotonic() - began
         reader.join(timeout=OUTPUT_SECONDS)
@@ -327,7 +360,7 @@ class DockerRunner:
         with contextlib.suppress(docker.errors.APIError):  # it has ended by itself meanwhile
             container.kill()
 
-    def _attached(self, container: Container, spec: RunSpec) -> CommandResult:
+    def _attached(self, container: Container, spec: RunSpec, *, cdi: bool) -> CommandResult:
         command = ["docker", "start", "--attach", "--interactive", container.id]
         began, timed_out = time.monotonic(), False
         with signals_to_command(interactive=True):
@@ -356,7 +389,8 @@ class DockerRunner:
         state = container.attrs["State"]
         code = int(state.get("ExitCode") or 0)
         if state.get("Status") == "created":  # docker has already printed why
-            code = not_started(str(state.get("Error") or "docker did not start it")).returncode
+            message = str(state.get("Error") or "docker did not start it")
+            code = not_started(message, cdi=cdi).returncode
             timed_out = False
         elif state.get("Running"):  # docker's client was killed, disconnected or detached
             raise ToolError(

@@ -72,6 +72,12 @@ class DockerDaemon:
         version = (podman or answer).get("Version")
         return DaemonFacts(version=str(version), podman=podman is not None)
 
+    def info(self) -> dict[str, Any]:
+        """Return the daemon's facts, as `docker info`."""
+        with self.speaking():
+            answer: dict[str, Any] = self.client.info()
+            return answer
+
     @contextmanager
     def speaking(self) -> Iterator[None]:
         """Turn errors of the SDK and its HTTP into a ToolError with a fix."""

@@ -28,9 +28,11 @@ from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.progress import Progress
 from imagefactory.runtime.devices import (
-    MAKE_SPEC,
+    CDI_FAILURE,
     AmdGpus,
+    check_selinux,
     count_gpus,
+    current_cdi_names,
     find_amd_gpus,
     find_device_nodes,
 )
@@ -44,6 +46,7 @@ from imagefactory.runtime.docker import (
     this_process,
 )
 from imagefactory.runtime.docker_daemon import run_name
+from imagefactory.runtime.hardware import MAKE_CDI, read_cdi, read_driver
 from imagefactory.runtime.protocol import (
     GRACE_SECONDS,
     RunnerSupport,
@@ -55,7 +58,6 @@ from imagefactory.runtime.protocol import (
     signals_to_command,
 )
 
-ALL_GPUS = "nvidia.com/gpu=all"
 OLDEST_WITH_CDI = (4, 1)
 _INIT_FAILED = re.compile(
     r"ERROR \(catatonit:[0-9]+\): failed to exec pid1: (No such file|Permission|Exec|Is a)"
@@ -111,11 +113,12 @@ def create_command(
     return [*words, *gpus, "--entrypoint", json.dumps(list(spec.argv)), image]
 
 
-def gpu_options(amd: AmdGpus | None, *, nvidia: bool, uid: int) -> tuple[str, ...]:
-    """Return the options for all GPUs. An ordinary user keeps the groups that own AMD's devices."""
-    words: list[str] = []
-    if nvidia or amd is None:
-        words += ["--device", ALL_GPUS]
+def gpu_options(names: Sequence[str], amd: AmdGpus | None, *, uid: int) -> tuple[str, ...]:
+    """Return the options for GPUs: `names` of CDI, and all AMD GPUs.
+
+    An ordinary user keeps the groups that own AMD's devices.
+    """
+    words = [word for name in names for word in ("--device", name)]
     if amd:
         words += [word for path in amd.devices for word in ("--device", path)]
         groups = map(str, amd.groups) if uid == 0 else ("keep-groups",) if amd.groups else ()
@@ -137,11 +140,11 @@ def _csv(value: str) -> str:
 def explain(message: str, *, gpus: bool) -> ImagefactoryError:
     """Return the error for a container that podman did not create or start."""
     text = " ".join(message.split())[-600:]
-    if gpus and re.search("CDI|nvidia|error mounting|device node", message):
+    if gpus and CDI_FAILURE.search(message):
         return ToolError(
             "podman-cdi-unavailable",
             f"podman cannot pass the GPUs to the container: {text}",
-            hint=f"describe the GPUs, after each update of the driver too: {MAKE_SPEC}",
+            hint=f"describe the GPUs, after each update of the driver too: {MAKE_CDI}",
         )
     if "statfs" in message or "bind source path" in message:
         return UsageError(
@@ -158,21 +161,6 @@ def explain(message: str, *, gpus: bool) -> ImagefactoryError:
     return ToolError(
         "command-not-started", f"podman did not start the container: {text}", hint="run podman info"
     )
-
-
-def check_selinux(root: Path = Path("/sys/fs/selinux")) -> None:
-    """Raise ToolError if SELinux is enforced and forbids containers the use of devices."""
-    try:
-        enforced = (root / "enforce").read_text().strip() == "1"
-        allowed = (root / "booleans/container_use_devices").read_text().startswith("1")
-    except OSError:
-        return  # no SELinux, or none of its rules for containers
-    if enforced and not allowed:
-        raise ToolError(
-            "selinux-forbids-devices",
-            "SELinux forbids containers the use of devices, so they see no GPU",
-            hint="sudo setsebool -P container_use_devices=on",
-        )
 
 
 def make_runner(support: RunnerSupport) -> PodmanRunner:
@@ -193,6 +181,7 @@ class PodmanRunner:
     ) -> None:
         self.layout, self.environ, self.progress = layout, dict(environ), progress
         self.command = tuple(command)
+        self._running: set[str] = set()
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         if isinstance(image, Image):
@@ -217,8 +206,10 @@ class PodmanRunner:
                     hint="install podman 4.1 or newer, or use --runner apptainer",
                 )
             check_selinux()
-            nvidia = count_gpus(find_device_nodes(Path("/dev"))) > 0
-            gpus = gpu_options(find_amd_gpus(), nvidia=nvidia, uid=os.geteuid())
+            amd = find_amd_gpus()
+            nvidia = amd is None or count_gpus(find_device_nodes(Path("/dev"))) > 0
+            names = current_cdi_names(spec.selected_gpus, read_cdi(), read_driver()) if nvidia else ()
+            gpus = gpu_options(names, amd, uid=os.geteuid())
         self._sweep()
         known, name = self._ensure(image), f"imagefactory-{secrets.token_hex(8)}"
         created = create_command(
@@ -230,6 +221,7 @@ class PodmanRunner:
             gpus=gpus,
             limited=os.geteuid() == 0 or Path("/sys/fs/cgroup/cgroup.controllers").exists(),
         )
+        self._running.add(name)
         try:
             for words in (created, ["init", name]):  # all that can fail before the command starts
                 ended = self._call(*words)
@@ -237,7 +229,12 @@ class PodmanRunner:
                     raise explain(ended.stderr, gpus=spec.gpus)
             return self._started(name, spec)
         finally:
+            self._running.discard(name)
             self._call("rm", "--force", "--volumes", name)
+
+    def stop(self) -> None:
+        for name in tuple(self._running):
+            self._call("kill", name)
 
     def _started(self, name: str, spec: RunSpec) -> CommandResult:
         pipe, began, timed_out = subprocess.PIPE if spec.capture else None, time.monotonic(), False

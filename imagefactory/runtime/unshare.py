@@ -50,7 +50,7 @@ from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress, QuietProgress
-from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus
+from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus, select_devices
 from imagefactory.runtime.emulator import Emulator, find_emulator
 from imagefactory.runtime.limits import RunLimits, decide_limits, limit_message, read_capacity
 from imagefactory.runtime.protocol import (
@@ -161,7 +161,8 @@ def plan(
     if tty:
         environment.setdefault("TERM", "xterm")
     if spec.gpus and gpus is not None:
-        driver = {"folder": DRIVER_DIRECTORY, **asdict(gpus)}
+        nodes = [node for _, _, node in spec.selected_gpus]
+        driver = {"folder": DRIVER_DIRECTORY, **asdict(select_devices(gpus, nodes))}
         if gpus.nvidia:
             path, libraries = environment.get("LD_LIBRARY_PATH"), f"{DRIVER_DIRECTORY}/libraries"
             environment["LD_LIBRARY_PATH"] = f"{path}:{libraries}" if path else libraries
@@ -266,6 +267,7 @@ class UnshareRunner:
         self.find = find
         self.unpacked = UnpackedLayers(layout.path / "unpacked")
         self.scratch = layout.path / "run"
+        self._running: set[SandboxProcess] = set()
 
     def require(self) -> str:
         """Build a sandbox once, without a command, and return `unshare (Linux 6.1.0)`."""
@@ -301,12 +303,15 @@ class UnshareRunner:
             sandbox = SandboxProcess(decided, stdin=stdin, stdout=output, stderr=output)
             for text in sandbox.undeletable:
                 self.progress.note(f"an earlier run left files that cannot be deleted: {text}")
+            self._running.add(sandbox)
             try:
                 stdout, stderr = sandbox.collect()
                 ended = sandbox.wait()
             except BaseException:
                 sandbox.end()
                 raise
+            finally:
+                self._running.discard(sandbox)
         if ended["lost"]:
             raise unrecorded_bytes(ended["lost"])
         over = limit_message(ended["over"], limits) if ended["over"] else ("", "")
@@ -320,6 +325,10 @@ class UnshareRunner:
             timed_out=ended["timed_out"],
             over=over,
         )
+
+    def stop(self) -> None:
+        for sandbox in tuple(self._running):
+            sandbox.process.send_signal(signal.SIGUSR2)
 
     def limits(self, spec: RunSpec) -> RunLimits:
         return decide_limits(dict(spec.limits), read_capacity(self.scratch))

@@ -20,7 +20,7 @@ from imagefactory.errors import UsageError
 from imagefactory.gpu.values import capability_row, mig_profile
 from imagefactory.model import Outcome
 from imagefactory.serialize import MaxRows
-from imagefactory.settings.choices import HTCONDOR, POOLS
+from imagefactory.settings.choices import CONTAINERS, HTCONDOR, POOLS
 from imagefactory.verify.report import GpuReport, VerifiedImage
 
 
@@ -210,6 +210,7 @@ class SweepSpec:
     `site` is a row of sites.toml, `level` the level of the suite. `machines` are those of the pool at
     creation, `own` the additions of the settings to its jobs (sites.Site). `patterns` select machines
     (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for no limit.
+    `container` starts the images of Slurm jobs.
     """
 
     id: str
@@ -224,6 +225,7 @@ class SweepSpec:
     own: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     at_once: int = 0
+    container: str = CONTAINERS[0]
 
 
 # --- results

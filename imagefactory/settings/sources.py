@@ -186,7 +186,7 @@ MEANINGS = {
     ),
     "container": (
         "`apptainer`",
-        "what starts images in the Slurm jobs of `job write`: or `pyxis`, `edf`, `podman`",
+        "what starts images in Slurm jobs: or `pyxis`, `podman`, `edf` (`job write` only)",
     ),
     "licenses": (
         "none",

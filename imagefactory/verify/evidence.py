@@ -1,6 +1,6 @@
 """Read the identity of GPUs on the host, outside of any image: on this machine, or in a kit.
 
-kit/hardware.py reads NVIDIA GPUs, because kits contain it. Here its result becomes a frozen value.
+runtime/hardware.py reads NVIDIA GPUs, because kits contain it. Here its result becomes a frozen value.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Annotated
 
 from imagefactory.errors import NoGpuError
 from imagefactory.runtime.devices import NODES, find_amd_gpus, processor_of
-from imagefactory.serialize import Constant, ObjectSchema, PairsAsObject
-from imagefactory.verify.kit.hardware import (
+from imagefactory.runtime.hardware import (
     FORMAT,
     HINT,
     LOST,
@@ -28,6 +27,7 @@ from imagefactory.verify.kit.hardware import (
     read_hardware,
     read_memory,
 )
+from imagefactory.serialize import Constant, ObjectSchema, PairsAsObject
 from imagefactory.verify.outcome import clean
 from imagefactory.verify.report import EVIDENCE_LOCAL, DeviceNode, GpuIdentity, Hardware, Uuid, Version
 

@@ -21,20 +21,25 @@ from imagefactory.gpu.predict import generic_modules, predict, runs
 from imagefactory.gpu.values import Compatibility, GpuLibrary, ScanResult, SupportLevel, rocm_of
 from imagefactory.model import BuildSpec, Outcome, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
-from imagefactory.runtime.protocol import Runner
-from imagefactory.suite import table as frameworks
-from imagefactory.suite.gpu import table
-from imagefactory.suite.gpu.context import Predicted
-from imagefactory.verify.kit.hardware import (
+from imagefactory.runtime.hardware import (
+    ALL,
     PCI_ORDER,
     SeenGpu,
+    SelectedGpu,
+    SelectionError,
     choose,
+    find_gpu_nodes,
     lost_gpus,
     lost_note,
     names_lost,
     read_visible,
+    select,
     visible_value,
 )
+from imagefactory.runtime.protocol import Runner
+from imagefactory.suite import table as frameworks
+from imagefactory.suite.gpu import table
+from imagefactory.suite.gpu.context import Predicted
 from imagefactory.verify.outcome import (
     GpuRun,
     InvalidReportError,
@@ -63,8 +68,8 @@ class GpuRequest:
     """The request for one run. `capability` is the required capability of the GPU (`8.0`), empty for any.
 
     `predicted` is by capability. `environ` is the environment of the caller: a batch system sets
-    CUDA_VISIBLE_DEVICES or, for AMD GPUs, ROCR_VISIBLE_DEVICES to the GPUs of its job. A `rehearsal` is only
-    for tests.
+    CUDA_VISIBLE_DEVICES or, for AMD GPUs, ROCR_VISIBLE_DEVICES to the GPUs of its job, and so does
+    `selected_environment` for `selected` GPUs. A `rehearsal` is only for tests.
     """
 
     nonce: str
@@ -72,6 +77,7 @@ class GpuRequest:
     capability: str = ""
     predicted: Mapping[str, Predicted]
     environ: Mapping[str, str] = field(default_factory=dict)
+    selected: tuple[SelectedGpu, ...] = ()
     rehearsal: bool = False
 
 
@@ -125,7 +131,10 @@ def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
 
 
 def timeout_of(level: str) -> float:
-    """Return the time limit of the whole run in seconds. Each part has a shorter limit."""
+    """Return the time limit of the whole run in seconds. Each part has a shorter limit.
+
+    A kit for a node limits its run itself.
+    """
     return table.SECONDS[level] * len(table.LEVELS[level]) + 60.0
 
 
@@ -176,6 +185,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
             argv=suite_argv(trial.definition),
             environment=environment,
             gpus=not trial.ask.rehearsal,
+            selected_gpus=trial.ask.selected,
             mounts=suite_mounts(directory / "suite", directory, run.asked),
             timeout=timeout_of(trial.ask.level),
         )
@@ -191,6 +201,26 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
         except InvalidReportError as error:
             fault = str(error)
     return outcome_of(replace(run, ended=clock()), RawResult(report=data, fault=fault, completed=completed))
+
+
+def select_gpus(text: str, hardware: Hardware, *, one_slice: bool = False) -> tuple[SelectedGpu, ...]:
+    """Return the GPUs of a value of --gpus, none for `all`. Raises UsageError for an unusable GPU.
+
+    `one_slice` rejects several MIG slices.
+    """
+    if text == ALL:
+        return ()
+    try:
+        uuids = [gpu.uuid for gpu in hardware.gpus]
+        return tuple(select(text, uuids, dict(hardware.notes), find_gpu_nodes(), one_slice=one_slice))
+    except SelectionError as error:
+        raise UsageError("gpu-not-selectable", str(error), hint=error.hint) from error
+
+
+def selected_environment(selected: Sequence[SelectedGpu], hardware: Hardware) -> dict[str, str]:
+    """Return the variable by which programs use only these GPUs, none for all."""
+    amd = hardware.gpus[0].capability.startswith("gfx")
+    return {VISIBLE_AMD if amd else VISIBLE: ",".join(gpu.uuid for gpu in selected)} if selected else {}
 
 
 def assigned_gpus(

@@ -585,20 +585,39 @@ def test_gpus_without_nvidias_runtime_fail_loudly(bench: Bench, image: Image, ru
     assert bench.containers == []
 
 
-def test_request_for_devices_reaches_dockerd(bench: Bench, image: Image, tmp_path: Path) -> None:
-    """A device of CDI that is none: what is asked for comes in, and what does not exist is refused."""
+def test_gpus_come_by_cdi(bench: Bench, image: Image, tmp_path: Path) -> None:
+    """Devices that are /dev/null: those of the request come in, and what does not exist is an error."""
+    devices = [
+        {"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/gpu{n}", "hostPath": "/dev/null"}]}}
+        for name, n in (("0", 0), ("1", 1), ("GPU-b", 1), ("all", 2))
+    ]
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
+    script = "cd /dev && ls -d gpu*"
     with docker_daemon(tmp_path / "cdi-docker") as service:
-        device = {"containerEdits": {"env": ["FAKE_DEVICE=here"]}, "name": "0"}
-        spec = {"cdiVersion": "0.5.0", "kind": "example.org/fake", "devices": [device]}
-        (service.cdi / "fake.json").write_text(json.dumps(spec))
-        daemon = DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": service.host})
-        given = DockerRunner(bench.layout, daemon, devices=("example.org/fake=0",))
-        assert given.run(image, sh("echo $FAKE_DEVICE", gpus=True)).stdout == "here\n"
-        assert given.run(image, sh("echo $FAKE_DEVICE")).stdout == "\n"
-        with fails("docker-cdi-unavailable", r"example\.org/fake=1"):
-            DockerRunner(bench.layout, daemon, devices=("example.org/fake=1",)).run(
-                image, sh("true", gpus=True)
-            )
+        path = service.cdi / "gpus.json"
+        path.write_text(json.dumps(spec))
+        runner = DockerRunner(
+            bench.layout, DockerDaemon({**bench.daemon.environ, "DOCKER_HOST": service.host})
+        )
+        for gpus, nodes in (
+            ((), ["gpu2"]),
+            (((0, "GPU-a", ""),), ["gpu0"]),
+            (((7, "GPU-b", ""),), ["gpu1"]),  # by UUID, whatever the number
+            (((1, "GPU-c", ""), (0, "GPU-a", "")), ["gpu0", "gpu1"]),
+        ):
+            assert runner.run(image, sh(script, gpus=True, selected_gpus=gpus)).stdout.split() == nodes
+        assert runner.run(image, sh(script)).returncode != 0
+        with fails("docker-cdi-unavailable", "MIG-a"):
+            runner.run(image, sh("true", gpus=True, selected_gpus=((0, "MIG-a", ""),)))
+        # After an update of the driver its libraries have other names.
+        gone = {"hostPath": "/usr/lib/libcuda.so.525.60", "containerPath": "/usr/lib/libcuda.so.525.60"}
+        path.write_text(json.dumps({**spec, "containerEdits": {"mounts": [gone]}}))
+        with fails("docker-cdi-unavailable", "libcuda"):
+            runner.run(image, sh("true", gpus=True))
+        lost = {"path": "/dev/gpu9", "hostPath": "/dev/nvidia-is-not-here"}
+        path.write_text(json.dumps({**spec, "containerEdits": {"deviceNodes": [lost]}}))
+        with fails("docker-cdi-unavailable", "nvidia-is-not-here"):
+            runner.run(image, sh("true", gpus=True))
 
 
 # --- other daemons ---------------------------------------------------------------------------------

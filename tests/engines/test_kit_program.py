@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.forward import FIRST, FORWARD_DIRECTORY, LOOK
 from imagefactory.verify import kits
 from imagefactory.verify.kit import program, start
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report
 from imagefactory.verify.kits import make_kit
+from tests.made.gpu_code import forward_note
 from tests.made.kit import (
     CONFIG,
     INDEX,
@@ -38,6 +40,7 @@ from tests.made.kit import (
     inspected,
     make_bench,
     open_files,
+    pyxis,
     suite_report,
 )
 from tests.services.children import LIMIT, child
@@ -94,6 +97,72 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, bench: Benc
     (tmp_path / "empty").mkdir()
     make_kit(tmp_path / "empty", asked(nonce="2" * 32), bench.nonces, bench.issued.issued)
     assert (tmp_path / "empty" / "run.py").is_file()
+
+
+# --- pyxis ---------------------------------------------------------------------------------------
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": "/a"}
+
+
+def test_pyxis_runs_the_image_by_digest_in_a_step_of_the_job(bench: Bench) -> None:
+    pyxis(bench, GOOD)
+    assert bench.run("--runner", "pyxis", **JOB) == 0
+    calls = bench.calls()
+    (imported,) = (call for call in calls if call[:2] == ["enroot", "import"])
+    assert imported[-1] == f"docker://{REFERENCE.replace('/', '#', 1)}"
+    (step,) = (call for call in calls if call[:2] == ["srun", "--ntasks=1"])
+    assert f"--container-image={imported[3]}" in step
+    assert "--cpus-per-task=4" in step
+    (mounts,) = (word.partition("=")[2] for word in step if word.startswith("--container-mounts="))
+    assert [mount.rpartition(":")[2] for mount in mounts.split(",")] == ["ro", "ro", "/imagefactory/report"]
+    assert step[-len(ORDER.argv) :] == list(ORDER.argv)
+    environ = bench.environs()[calls.index(step)]
+    assert not {"SECRET", "LD_LIBRARY_PATH"} & environ.keys()
+    assert environ["CUDA_VISIBLE_DEVICES"]
+    facts = bench.result("run.json")
+    assert (facts["outcome"], facts["runner"]) == ("", "pyxis")
+    assert bench.result("report.json")["nonce"] == NONCE
+    assert not list(bench.kit.glob(".work-*"))
+
+
+@pytest.mark.parametrize(
+    ("run", "changes", "environ", "code", "outcome"),
+    [
+        ({"code": 1, "complains": ["slurmstepd: error: pyxis: container start failed"]}, {}, JOB, 6,
+         "infrastructure"),
+        ({"code": 1, "complains": ["srun: error: Unable to create step"]}, {}, JOB, 6, "infrastructure"),
+        ({"code": 3, "complains": ["srun: error: h1: task 0: Exited with exit code 3"]}, {}, JOB, 9, ""),
+        (GOOD, {"config": "sha256:" + "0" * 64}, JOB, 2, None),
+        (GOOD, {"version": "3.5.0"}, JOB, 6, None),
+        (GOOD, {}, {}, 6, None),
+    ],
+)  # fmt: skip
+def test_pyxis_that_cannot_run_it(
+    bench: Bench,
+    run: dict[str, Any],
+    changes: dict[str, str],
+    environ: dict[str, str],
+    code: int,
+    outcome: str | None,
+) -> None:
+    pyxis(bench, run, **changes)
+    assert bench.run("--runner", "pyxis", **environ) == code
+    assert (bench.kit / "result").exists() == (outcome is not None)
+    if outcome is not None:
+        assert bench.result("run.json")["outcome"] == outcome
+
+
+def test_an_image_that_enroot_does_not_get(bench: Bench) -> None:
+    pyxis(bench, GOOD)
+    answer(bench, "enroot", {"enroot import .*": {"code": 1, "complains": ["[ERROR] URL not found"]}})
+    assert bench.run("--runner", "pyxis", **JOB) == 8
+    assert bench.result("run.json")["outcome"] == "pull-failed"
+
+
+def test_only_a_request_by_name_chooses_pyxis(bench: Bench) -> None:
+    pyxis(bench, GOOD)
+    assert bench.run(**JOB) == 6
+    assert bench.calls() == []
 
 
 # --- docker --------------------------------------------------------------------------------------
@@ -235,11 +304,13 @@ def test_podman_in_dockers_clothes_is_refused(bench: Bench) -> None:
 def test_podman_gives_the_gpus_by_cdi(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"says": [json.dumps(inspected(Id=CONFIG.removeprefix("sha256:"), RepoDigests=[]))]}
     known = {"podman image inspect .*": there, "podman rm .*": {}, "podman run .*": GOOD}
-    monkeypatch.setattr(start, "CDI_SPECS", (tmp_path / "cdi",))
+    monkeypatch.setattr(start, "CDI_FOLDERS", (str(tmp_path / "cdi"),))
     answer(bench, "podman", {"podman --version": {"says": ["podman version 4.3.1"]}, **known})
     assert bench.run() == 6
     (tmp_path / "cdi").mkdir()
-    (tmp_path / "cdi/nvidia.yaml").touch()
+    (tmp_path / "cdi/nvidia.yaml").write_text(
+        f'kind: nvidia.com/gpu\ndevices:\n- name: "{UUID}"\n- name: all\n'
+    )
     answer(bench, "podman", {"podman --version": {"says": ["podman version 4.0.2"]}})
     assert bench.run("--runner", "podman") == 6
     answer(bench, "podman", {"podman --version": {"says": ["podman version 4.3.1"]}})
@@ -248,6 +319,10 @@ def test_podman_gives_the_gpus_by_cdi(bench: Bench, tmp_path: Path, monkeypatch:
     assert "--device nvidia.com/gpu=all --network none" in run
     assert "--gpus" not in run
     assert bench.result("run.json")["runner"] == "podman"
+    assert bench.run("--gpus", "0") == 0
+    run = " ".join([call for call in bench.calls() if call[:2] == ["podman", "run"]][-1])
+    assert f"--device nvidia.com/gpu={UUID} --network none" in run
+    assert f"CUDA_VISIBLE_DEVICES={UUID}" in run
 
 
 @pytest.mark.parametrize("where", ["complains", "says"])
@@ -287,7 +362,7 @@ def test_a_run_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
 def test_one_that_is_told_to_end_leaves_nothing_behind(bench: Bench) -> None:
     docker(bench, {"says": ["started"], "sleeps": 600})
     program = (
-        "import json, sys; from pathlib import Path; from imagefactory.verify.kit.hardware import Places; "
+        "import json, sys; from pathlib import Path; from imagefactory.runtime.hardware import Places; "
         "from imagefactory.verify.kit.program import main; "
         "sys.exit(main([], json.loads(sys.argv[1]), Path(sys.argv[2]), Places(*json.loads(sys.argv[3]))))"
     )
@@ -347,7 +422,7 @@ def test_apptainer_runs_it_where_there_is_no_docker(bench: Bench) -> None:
     assert bench.run(APPTAINER_BIND="/home", APPTAINER_CACHEDIR="/cache") == 0
     made = next(call for call in bench.calls() if call[1] == "build")
     assert made[-4:] == ["--no-https", "--disable-cache", made[-2], f"docker://{REFERENCE}"]
-    run = next(call for call in bench.calls() if "exec" in call)
+    run = next(call for call in bench.calls() if "--nv" in call)
     assert {"--nv", "--containall", "--cleanenv", "--no-home"} <= set(run)
     assert " ".join(run).count("--network none") == 1
     assert run[-len(ORDER.argv) :] == list(ORDER.argv)
@@ -362,6 +437,29 @@ def test_apptainer_runs_it_where_there_is_no_docker(bench: Bench) -> None:
     kept = [call for call in bench.calls() if call[1] == "build"][-1]
     assert "--disable-cache" not in kept
     assert bench.result("run.json")["runner"] == "apptainer"
+
+
+@pytest.mark.parametrize(
+    ("driver", "name", "chosen"),
+    [
+        ("535.54.03", "NVIDIA A100-PCIE-40GB", True),
+        ("535.54.03", "NVIDIA GeForce RTX 3090", False),
+        ("580.65.06", "NVIDIA A100-PCIE-40GB", False),
+    ],
+)
+def test_apptainer_takes_the_libcuda_that_nvidias_hook_would(
+    tmp_path: Path, driver: str, name: str, chosen: bool
+) -> None:
+    bench = make_bench(tmp_path, told=Told(driver=driver, name=name))
+    note = forward_note("12.9", (535, 575)).decode()
+    apptainer(bench, GOOD, ("libcuda.so.575.57.08", "", note))
+    assert bench.run() == 0
+    look, run = [call for call in bench.calls() if "exec" in call]
+    assert look[-3:] == ["/bin/sh", "-c", LOOK]
+    assert not {"--nv", "--mount"} & set(look)
+    (image,) = (word for word in look if word.endswith("image.sif"))
+    wrapper = ["/bin/sh", "-c", FIRST, FORWARD_DIRECTORY] if chosen else []
+    assert run[run.index(image) + 1 :] == [*wrapper, *ORDER.argv]
 
 
 def test_a_sif_is_run_by_its_sha256_alone(tmp_path: Path) -> None:
@@ -460,6 +558,46 @@ def test_two_gpus_make_the_first_that_fits_visible(tmp_path: Path) -> None:
     docker(bench, GOOD)
     assert bench.run() == 0
     assert f"CUDA_VISIBLE_DEVICES={UUID}" in next(call for call in bench.calls() if call[1] == "run")
+
+
+def test_selected_gpus_come_by_dockers_runtime_or_cdi(bench: Bench, tmp_path: Path) -> None:
+    docker(bench, GOOD)
+
+    def started(*argv: str) -> list[str]:
+        assert bench.run("--runner", "docker", *argv, CUDA_VISIBLE_DEVICES="7") == 0
+        return [call for call in bench.calls() if call[1] == "run"][-1]
+
+    call = started("--gpus", UUID)
+    assert call[call.index("--gpus") + 1] == f'"device={UUID}"'
+    assert f"CUDA_VISIBLE_DEVICES={UUID}" in call
+    everything = started("--gpus", "all")  # whatever the batch system says
+    assert everything[everything.index("--gpus") + 1] == "all"
+    assert "CUDA_VISIBLE_DEVICES" not in " ".join(everything)
+    (tmp_path / "gpus.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}))
+    answer(
+        bench, "docker", {"docker info .*json .*": {"says": [json.dumps({"CDISpecDirs": [str(tmp_path)]})]}}
+    )
+    call = started("--gpus", "0")
+    assert call[call.index("--device") + 1] == "nvidia.com/gpu=0"
+    assert "--gpus" not in call
+
+
+def test_a_gpu_that_is_not_there_stops_a_kit_before_anything_is_started(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker(bench, GOOD)
+    for text in ("1", "GPU-0", "0,0", "MIG-1"):
+        assert bench.run("--gpus", text) == 2
+        assert f"0 ({UUID})" in capsys.readouterr().err
+    assert not bench.calls()
+    assert not (bench.kit / "result").exists()
+
+
+def test_apptainer_gets_the_selected_gpus(bench: Bench) -> None:
+    apptainer(bench, GOOD)
+    assert bench.run("--gpus", "0") == 0
+    environ = bench.environs()[-1]
+    assert (environ["NVIDIA_VISIBLE_DEVICES"], environ["APPTAINERENV_CUDA_VISIBLE_DEVICES"]) == (UUID, UUID)
 
 
 # --- refusals ------------------------------------------------------------------------------------

@@ -33,12 +33,12 @@ from imagefactory.errors import CheckFailedError, NoGpuError
 from imagefactory.model import Outcome
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project
+from imagefactory.runtime.hardware import Places
 from imagefactory.settings.choices import SettingValue
 from imagefactory.suite.gpu import table
 from imagefactory.trust.keys import keys_directory, make_key
 from imagefactory.trust.policy import TrustGrant, add_key
 from imagefactory.trust.verdict import VerdictStatus
-from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.report import EVIDENCE_KIT
 from tests.services import libcuda
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user

@@ -26,7 +26,7 @@ from imagefactory.model import CommandResult, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QUIET, QuietProgress
-from imagefactory.runtime.podman import ALL_GPUS, PodmanRunner
+from imagefactory.runtime.podman import PodmanRunner
 from imagefactory.runtime.protocol import OUTPUT_LIMIT
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import find_site
@@ -41,7 +41,8 @@ SPEC = {
     "cdiVersion": "0.5.0",
     "kind": "nvidia.com/gpu",
     "devices": [
-        {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/null"}]}}
+        {"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/gpu{n}", "hostPath": "/dev/null"}]}}
+        for name, n in (("all", 0), ("1", 1), ("GPU-b", 2))
     ],
     "containerEdits": {"env": ["DRIVER=550"]},
 }
@@ -220,13 +221,20 @@ def test_gpus_come_by_cdi(bench: Bench, cdi: Path) -> None:
     script = "test -c /dev/gpu0 && echo $DRIVER"
     assert bench.run(script, gpus=True).stdout == "550\n"
     assert bench.run(script).returncode == 1
+    for gpus, nodes in (
+        (((1, "GPU-a", ""),), ["gpu1"]),
+        (((7, "GPU-b", ""), (1, "GPU-a", "")), ["gpu1", "gpu2"]),
+    ):
+        assert bench.run("cd /dev && ls -d gpu*", gpus=True, selected_gpus=gpus).stdout.split() == nodes
+    with fails("podman-cdi-unavailable", "gpu=7"):
+        bench.run("true", gpus=True, selected_gpus=((7, "GPU-c", ""),))
     # After an update of the driver its libraries have other names.
     old = {"hostPath": "/usr/lib/libcuda.so.525.60", "containerPath": "/usr/lib/libcuda.so.525.60"}
     cdi.write_text(json.dumps({**SPEC, "containerEdits": {"mounts": [old]}}))
     with fails("podman-cdi-unavailable", "libcuda"):
         bench.run(script, gpus=True)
     cdi.unlink()
-    with fails("podman-cdi-unavailable", ALL_GPUS):
+    with fails("podman-cdi-unavailable", "nvidia.com/gpu=all"):
         bench.run(script, gpus=True)
     assert bench.containers == []
 

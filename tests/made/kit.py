@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from imagefactory.oci.manifests import Descriptor, Image, OciLayer
+from imagefactory.runtime.hardware import Places
 from imagefactory.suite.gpu import table
-from imagefactory.verify.kit.hardware import Places
 from imagefactory.verify.kit.program import main
 from imagefactory.verify.kits import KitRequest, make_kit
 from imagefactory.verify.nonces import IssuedNonce, NonceStore, format_nonce
@@ -88,6 +89,10 @@ inside = dict(
     for pair in (dict(part.split("=") for part in value.split(",") if "=" in part)
                  for option, value in zip(argv, argv[1:]) if option == "--mount")
 )
+for word in argv:
+    if word.startswith("--container-mounts="):
+        pairs = (mount.split(":")[:2] for mount in word.partition("=")[2].split(","))
+        inside = {{place: source for source, place in pairs}}
 if "report" in answer:
     asked = json.loads(pathlib.Path(inside["/imagefactory/expect"], "expectations.json").read_text())
     text = json.dumps(answer["report"]).replace("NONCE", asked["nonce"])
@@ -98,6 +103,8 @@ for line in answer.get("complains", ()):
     print(line, file=sys.stderr, flush=True)
 if "writes" in answer:
     pathlib.Path(argv[-2]).write_text(answer["writes"])
+if "caches" in answer:
+    pathlib.Path(os.environ["ENROOT_CACHE_PATH"], answer["caches"]).write_text("")
 time.sleep(answer.get("sleeps", 0))
 sys.exit(answer.get("code", 0))
 """
@@ -170,6 +177,7 @@ def docker(bench: Bench, run: dict[str, Any], **changes: Any) -> None:
         {
             "docker --version": {"says": ["Docker version 26.1.5, build a72d7cd"]},
             "docker version .*": {"says": ["26.1.5"]},
+            "docker info .*json .*": {"says": ["{}"]},
             "docker image inspect .*": {"says": [json.dumps(inspected(**changes))]},
             "docker rm .*": {},
             "docker run .*": run,
@@ -177,16 +185,24 @@ def docker(bench: Bench, run: dict[str, Any], **changes: Any) -> None:
     )
 
 
-def apptainer(bench: Bench, run: dict[str, Any]) -> None:
+def apptainer(bench: Bench, run: dict[str, Any], look: Sequence[str] = ()) -> None:
+    """An apptainer that does `run`. `look` are the lines of a look at the image's libcuda."""
     answer(
         bench,
         "apptainer",
         {
+            "apptainer .*exec .* -c cd .*": {"says": look},
             "apptainer --version": {"says": ["apptainer version 1.4.5"]},
             "apptainer (pull|build) .*": {"writes": "a .sif"},
             "apptainer .*exec .*": run,
         },
     )
+
+
+def pyxis(bench: Bench, run: dict[str, Any], config: str = CONFIG, version: str = "4.1.2") -> None:
+    answer(bench, "srun", {"srun --help": {"says": ["--container-image=IMAGE"]}, "srun --ntasks=1 .*": run})
+    imported = {"writes": "a .sqsh", "caches": config.partition(":")[2]}
+    answer(bench, "enroot", {"enroot version": {"says": [version]}, "enroot import .*": imported})
 
 
 def suite_report(level: str = "quick", **changes: Any) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def emulate(
         runner=runner, network=network, read_only=read_only, user=user, variables=variables, mounts=mounts,
         limits=limits, workdir=workdir,
     )  # fmt: skip
-    prepared = prepare_run(ctx, name, command, options, gpus=False)
+    prepared = prepare_run(ctx, name, command, options)
     sheet, others = find_data_sheet(gpu)
     if others:
         known = ", ".join(other.name for other in others)

@@ -405,7 +405,9 @@ class _NightlyRun:
         with self.steps.progress.stage("plan"):
             stages = read_stages(self.project, self.targets, PlanLookup(now=now, registry=self._registry))
             kind = (
-                choose_image_type(self.project, "", self._registry) if self.request.pool else ImageKind.DOCKER
+                choose_image_type(self.project, "", self._registry, self.request.pool)
+                if self.request.pool
+                else ImageKind.DOCKER
             )
             if kind is not ImageKind.DOCKER:
                 delivery = ImageDelivery(kind=kind, registry=self._registry, folder=self.folder, now=now)

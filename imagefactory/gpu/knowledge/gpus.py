@@ -215,12 +215,12 @@ def _of_amd(name: str) -> GpuModel | None:
 
 @cache
 def _known_names() -> Mapping[tuple[str, ...], GpuModel]:
-    series = [
+    others = [
         GpuModel(name=name, capability=parse_capability(row["capability"]), memory=(), source=row["source"])
         for row in read_table("gpus")["group"]
-        for name in row.get("series", ())
+        for name in row.get("also", ())
     ]
-    return {_words(gpu.name): gpu for gpu in (*gpus(), *series)}
+    return {_words(gpu.name): gpu for gpu in (*gpus(), *others)}
 
 
 def _words(name: str) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
 """Write a sweep for Slurm: job arrays, one for each type of GPU and memory, and the files that they share.
 
-DIR/jobs.json                     the requests of the jobs; written last, so its presence shows completeness
-DIR/run.py, kit/, suite/          a kit without kit.json; task.sh runs it on a machine DIR/options additional
-sbatch options from the settings, one on each line DIR/batch-N.sh                    an array, with the nodes
-of its tasks DIR/batch-N.json                  the time of its submission and how long it may wait, or why
-sbatch rejected it DIR/log/N-I                       the output of task I of that array, with messages of
-slurmstepd DIR/queue.json                    the last snapshot of the queue DIR/faults the machines that
-failed jobs, one on each line DIR/nodes/<node>/                 kit.json, expectations.json and image, tasks
-(N I, one on each line), and
-                                  N-RESTART/ for each run, N-done after the last
+    DIR/jobs.json             the requests of the jobs; written last, so its presence shows completeness
+    DIR/run.py, kit/, suite/  a kit without kit.json; task.sh runs it on a machine
+    DIR/runner                the program that starts the image
+    DIR/options               additional sbatch options from the settings, one on each line
+    DIR/batch-N.sh            an array, with the nodes of its tasks
+    DIR/batch-N.json          the time of its submission and how long it may wait, or why sbatch rejected it
+    DIR/log/N-I               the output of task I of that array, with messages of slurmstepd
+    DIR/queue.json            the last snapshot of the queue
+    DIR/faults                the machines that failed jobs, one on each line
+    DIR/nodes/<node>/         kit.json, expectations.json and image, tasks (N I, one on each line), and
+                              N-RESTART/ for each run, N-done after the last
 
 All machines of the cluster share this directory. GPUs are requested by type, by features of nodes, or by
 excluding nodes, because Slurm cannot select by capability. Source: Slurm manual, sbatch(1), "Job Array
@@ -117,7 +119,7 @@ def _features_of(machine: PoolMachine) -> set[str]:
 
 FORMAT = 1
 JOBS, QUEUE, TASK, TASKS, IMAGE, LOG = "jobs.json", "queue.json", "task.sh", "tasks", "image", "log"
-OPTIONS = "options"
+OPTIONS, RUNNER = "options", "runner"
 NODE_PROGRAMS = Path(__file__).parent / "node"
 NAME = "imagefactory"
 EXCLUDE = "--exclude="
@@ -392,6 +394,7 @@ def write_sweep_files(directory: Path, sweep: SweepSpec, texts: Mapping[str, Map
         (directory / PROGRAM).write_bytes((KIT_FOLDER / PROGRAM).read_bytes())
         (directory / TASK).write_bytes((NODE_PROGRAMS / TASK).read_bytes())
         (directory / OPTIONS).write_text("".join(f"{option}\n" for option in sweep.own), encoding="ascii")
+        (directory / RUNNER).write_text(f"{sweep.container}\n", encoding="ascii")
         write_nodes(directory, sweep, texts)
         for node in sweep.nodes:
             image = node.image.address

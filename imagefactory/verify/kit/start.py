@@ -1,8 +1,8 @@
-"""Start Docker and Apptainer through their command lines, with the options of a kit.
+"""Start Docker, Podman, Apptainer and pyxis through their command lines, with the options of a kit.
 
 It uses only the standard library. The rules are the same as for imagefactory's runners: no network, no
 capabilities, no new privileges, suite and expectations read-only, and from the environment of the host only
-the GPUs of the job.
+the GPUs of the job. pyxis cannot keep most of them: its containers have the network and variables of the job.
 """
 
 from __future__ import annotations
@@ -24,6 +24,19 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from .forward import FIRST, HEAD, LOOK, LOOK_SECONDS, read_look
+from .hardware import (
+    ALL,
+    CDI_FOLDERS,
+    MAKE_CDI,
+    CdiDevices,
+    SelectedGpu,
+    cdi_names,
+    outdated_cdi,
+    read_cdi,
+    read_driver,
+)
 
 EXIT_USAGE, EXIT_TOOL, EXIT_IMAGE = 2, 6, 8
 LARGEST_LINE = 2000
@@ -98,16 +111,44 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def capture(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def capture(
+    argv: Sequence[str], environ: Mapping[str, str], timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. After `timeout` seconds its exit code is 124."""
+    try:
+        return subprocess.run(
+            argv,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 124, "", f"it did not end in {timeout} s")
+
+
+def read_start(argv: Sequence[str], environ: Mapping[str, str], most: int) -> bytes:
+    """Return at most the first `most` bytes that a command prints in LOOK_SECONDS, and end it."""
+    process = subprocess.Popen(
         argv,
         env=dict(environ),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
+    timer = threading.Timer(LOOK_SECONDS, end_group, (process,))
+    timer.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout as output:
+            return output.read(most)
+    finally:
+        timer.cancel()
+        end_group(process)
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -149,7 +190,9 @@ def say(text: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-RUNNERS = ("docker", "podman", "apptainer")
+RUNNERS = ("docker", "podman", "apptainer", "pyxis")
+NODE = "node"
+"""The level of a kit that checks a node again and again. It never pulls its image."""
 
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
@@ -196,20 +239,29 @@ class Kit(NamedTuple):
     expires: str
 
 
-CDI_SPECS = (Path("/etc/cdi"), Path("/var/run/cdi"))
-GPUS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
-"""The options for all GPUs. podman finds the name in the specification of CDI, and may ignore --gpus."""
+ALONE = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none")
+
+
+def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
+    """Return the options of docker or podman for these GPUs, for all without any.
+
+    They come by CDI if its specifications name GPUs. podman may ignore --gpus.
+    """
+    if devices.names:
+        return [word for name in cdi_names(gpus, devices) for word in ("--device", name)]
+    uuids = ",".join(gpu.uuid for gpu in gpus)
+    return ["--gpus", f'"device={uuids}"' if uuids else ALL]  # docker reads CSV
 
 
 def docker_argv(
-    kit: Kit, image: str, work: Path, name: str, visible: str, program: str = "docker"
+    kit: Kit, image: str, work: Path, name: str, visible: str, gpus: Sequence[str], program: str = "docker"
 ) -> list[str]:
-    """Return the command line of docker or podman.
+    """Return the command line of docker or podman. `gpus` are the options of `gpu_options`.
 
     `image` is a digest or id; `work` contains suite, expect and report.
     """
     return [
-        *(program, "run", "--rm", "--pull", "never", "--name", name, *GPUS[program], "--network", "none"),
+        *(program, "run", "--rm", "--pull", "never", "--name", name, *gpus, "--network", "none"),
         *("--init", "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true"),
         *("--pids-limit", "32768", "--ipc", "private", "--tmpfs", SHARED_MEMORY),
         *("--user", "0:0", "--workdir", "/", "--hostname", "imagefactory"),
@@ -219,17 +271,18 @@ def docker_argv(
     ]  # fmt: skip
 
 
-def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
+def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int, forward: str = "") -> list[str]:
     """Return the command line of apptainer.
 
-    `image` is a file. /tmp in the image is on the disk, in `work`.
+    `image` is a file. /tmp in the image is on the disk, in `work`. `forward` is the directory of the image's
+    libcuda if programs must use it, empty for the machine's own.
     """
     return [
-        *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
-        *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
+        *(program, "--silent", "exec", "--nv", *ALONE, "--pwd", "/", "--workdir", str(work / "scratch")),
         *(("--no-privs",) if uid == 0 else ()),
         *_mounts(work, "source", "destination", "ro"),
         image,
+        *(("/bin/sh", "-c", FIRST, forward) if forward else ()),
         *kit.argv,
     ]
 
@@ -306,7 +359,7 @@ class Docker:
 
     def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
         self.kit, self.environ, self.keep = kit, dict(environ), keep
-        self.pulled = ""
+        self.pulled, self.devices = "", CdiDevices((), ())
         self._plain: tuple[str, ...] = ()  # docker's daemon knows itself which registries are plain
 
     def require(self) -> None:
@@ -318,6 +371,16 @@ class Docker:
         if "podman" in ask([self.name, "--version"], self.environ).lower():
             raise Stop("this docker is podman, which may ignore --gpus: use --runner podman", EXIT_TOOL)
         ask([self.name, "version", "--format", "{{.Server.Version}}"], self.environ)
+        # Docker 25 or newer with CDI. Older ones have no such field.
+        facts = json.loads(ask([self.name, "info", "--format", "{{json .}}"], self.environ))
+        self._read_cdi(facts.get("CDISpecDirs") or ())
+
+    def _read_cdi(self, folders: Sequence[str]) -> None:
+        """Read the specifications of CDI. Raises Stop if they are for another driver than the loaded one."""
+        self.devices = read_cdi(folders)
+        problem = outdated_cdi(self.devices, read_driver())
+        if problem:
+            raise Stop(f"{problem}: {MAKE_CDI}", EXIT_TOOL)
 
     def fetch(self, named: str, _: Path) -> str:
         """Return the id of the image. Raises Stop if it is not available, or is another image."""
@@ -325,6 +388,9 @@ class Docker:
         if here is None:
             reference = reference_of(self.kit, named)
             here = self._inspect(reference)
+            if here is None and self.kit.level == NODE:
+                hint = f"{self.name} pull {reference}"
+                raise Stop(f"the image is not on this machine: {hint}", EXIT_IMAGE)
             if here is None:
                 self._check_disk()
                 say(f"pulling {reference}")
@@ -335,14 +401,22 @@ class Docker:
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
         return str(here["Id"])
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
-        """Run the container. Raises Stop if it was not started."""
+    def run(
+        self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu], _: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run the container with these GPUs, all for none. Raises Stop if it was not started.
+
+        NVIDIA's hook, which gives the container its GPUs, chooses the libcuda.
+        """
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
-        argv = docker_argv(self.kit, image, work, name, visible, self.name)
+        options = gpu_options(gpus, self.devices)
+        argv = docker_argv(self.kit, image, work, name, visible, options, self.name)
         try:
             ended = follow(argv, self.environ, self.kit.timeout)
         finally:
-            capture([self.name, "rm", "--force", "--volumes", name], self.environ)
+            # A container whose process hangs in the driver cannot be removed.
+            limit = 5.0 if self.kit.level == NODE else None
+            capture([self.name, "rm", "--force", "--volumes", name], self.environ, limit)
         return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
@@ -393,10 +467,9 @@ class Podman(Docker):
         text = ask(["podman", "--version"], self.environ)
         if tuple(int(part) for part in re.findall("[0-9]+", text)[:2]) < (4, 1):
             raise Stop(f"{clean(text)} gives no GPUs to containers: 4.1 or newer is needed", EXIT_TOOL)
-        if not any(path.suffix in (".json", ".yaml") for folder in CDI_SPECS for path in _listed(folder)):
-            raise Stop(
-                "podman finds no GPUs: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", EXIT_TOOL
-            )
+        self._read_cdi(CDI_FOLDERS)
+        if not self.devices.names:
+            raise Stop(f"podman finds no GPUs: {MAKE_CDI}", EXIT_TOOL)
 
     def _check_disk(self) -> None:
         """Check the free disk space of podman's storage."""
@@ -404,13 +477,6 @@ class Podman(Docker):
         root = Path(process.stdout.strip() or "/nowhere")
         if process.returncode == 0 and root.is_dir():
             check_free_space(root, self.kit.size * UNPACKED, "set graphroot in storage.conf to another disk")
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 class Apptainer:
@@ -436,6 +502,8 @@ class Apptainer:
         """Return the .sif file to run. Raises Stop if it is not available, or is another image."""
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
+        if self.kit.level == NODE:
+            raise Stop("the image must be a .sif file on this machine: --image FILE.sif", EXIT_USAGE)
         reference, path = reference_of(self.kit, named), work / "image.sif"
         plain = [*(["--no-https"] * self.kit.plain_http), *(["--disable-cache"] * (not self.keep))]
         self._check_disk(work)
@@ -480,23 +548,135 @@ class Apptainer:
             raise Stop(text, EXIT_USAGE)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str) -> EndedProcess:
+    def run(
+        self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu], host: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run the .sif with the libcuda that NVIDIA's hook would choose, since apptainer has no hook.
+
+        `host` has all GPUs of the machine.
+        """
         (work / "scratch").mkdir()
-        inside = {"APPTAINERENV_CUDA_VISIBLE_DEVICES": visible} if visible else {}
-        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
+        # Read by apptainer itself if it uses nvidia-container-cli. Else --nv binds all GPUs.
+        inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
+        if visible:
+            inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
+        privileges = ["--no-privs"] * (os.geteuid() == 0)
+        look = [self.program, "--silent", "exec", *ALONE, *privileges, image, "/bin/sh", "-c", LOOK]
+        output = read_start(look, self.environ, 2 * HEAD)
+        forward = read_look(output, host["driver"], [gpu["name"] for gpu in host["gpus"]])
+        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid(), forward)
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         return _check_started(ended, self.name, (255,), work)
 
 
-def choose_runner(name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> Docker | Apptainer:
+IMPORTED, CACHE = "image.sqsh", "enroot"
+# What srun prints if pyxis, another plugin or Slurm itself did not start the task.
+NOT_A_TASK = re.compile(r"error: (?:pyxis|spank): |srun: error: (?!.*\btask)")
+OF_SLURM = re.compile(r"SLURM_.*|XDG_.*|ENROOT_(?:CONFIG|DATA|RUNTIME|TEMP)_PATH")
+
+
+class Pyxis:
+    """A runner that uses enroot and srun's plugin pyxis, inside a job. Source: enroot 4.1, pyxis 0.24.
+
+    Only a request by name chooses it: anywhere else, srun would wait for a job.
+    """
+
+    name = "pyxis"
+
+    def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:  # noqa: ARG002
+        self.kit = kit
+        self.environ = {
+            name: value
+            for name, value in environ.items()
+            if (PASSED.fullmatch(name) or OF_SLURM.fullmatch(name)) and name != "LD_LIBRARY_PATH"
+        }
+
+    def require(self) -> None:
+        """Raise Stop outside a job, and without pyxis or an enroot that takes digests."""
+        if self.kit.sif:
+            raise Stop("this kit is for a .sif file, which pyxis cannot run: --runner apptainer", EXIT_USAGE)
+        if self.kit.level == NODE:
+            raise Stop("pyxis imports its image each time, which a kit for nodes never does", EXIT_USAGE)
+        if "SLURM_JOB_ID" not in self.environ:
+            raise Stop("this is not a job of Slurm", EXIT_TOOL)
+        for program in ("srun", "enroot"):
+            if shutil.which(program, path=self.environ.get("PATH")) is None:
+                raise Stop(f"{program} is not installed", EXIT_TOOL)
+        if "--container-image" not in ask(["srun", "--help"], self.environ):
+            raise Stop("srun has no plugin pyxis", EXIT_TOOL)
+        version = clean(ask(["enroot", "version"], self.environ))
+        if tuple(map(int, re.findall("[0-9]+", version)[:1])) < (4,):
+            raise Stop(f"enroot {version} gets no image by digest: 4.0 or newer is needed", EXIT_TOOL)
+
+    def fetch(self, named: str, work: Path) -> str:
+        """Import the image into `work`. Raises Stop if it is not available, or is another image.
+
+        enroot checks the digests of config and layers, but not of the manifest that names them. So its cache
+        is empty before, and must have the config of this kit then.
+        """
+        reference, path, cache = reference_of(self.kit, named), work / IMPORTED, work / CACHE
+        host, _, rest = reference.partition("/")
+        check_free_space(work, self.kit.size * (1 + PACKED), "set TMPDIR to another disk")
+        cache.mkdir()
+        say(f"pulling {reference}")
+        plain = {"ENROOT_ALLOW_HTTP": "yes"} if self.kit.plain_http else {}
+        environ = {**self.environ, **plain, "ENROOT_CACHE_PATH": str(cache)}
+        run_or_stop(["enroot", "import", "--output", str(path), f"docker://{host}#{rest}"], environ)
+        if not (cache / self.kit.subject["config"].partition(":")[2]).is_file():
+            raise Stop(f"{reference} is not the image that this kit is for", EXIT_USAGE)
+        shutil.rmtree(cache, ignore_errors=True)
+        return str(path)
+
+    def run(
+        self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu], __: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run a step of the job in the image. Raises Stop if it was not started.
+
+        The step has the devices of the job, of which `visible` selects.
+        """
+        if re.search("[:,]", str(work)):
+            raise Stop(f"pyxis cannot mount {work}: move the kit to a path without ':' and ','", EXIT_USAGE)
+        environ = {name: value for name, value in self.environ.items() if name != "TMPDIR"}
+        environ.update({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+        ended = follow(pyxis_argv(self.kit, image, work, self.environ), environ, self.kit.timeout)
+        report = work / "report" / REPORT
+        if ended.returncode and not report.exists():
+            for line in ended.lines:
+                if NOT_A_TASK.search(line):
+                    raise Stop(f"srun did not start it: {line}", EXIT_TOOL, "infrastructure")
+        return ended
+
+    def clear(self) -> None:
+        """Do nothing: the imported image is in the directory of the run."""
+
+
+def pyxis_argv(kit: Kit, image: str, work: Path, environ: Mapping[str, str]) -> list[str]:
+    """Return the command line of srun. `image` is a .sqsh file.
+
+    A step gets cores only if it requests them. enroot's login shell may have reset the PATH of the image.
+    """
+    cores = environ.get("SLURM_CPUS_PER_TASK", "")
+    mounts = (("suite", SUITE_MOUNT, ":ro"), ("expect", EXPECT_MOUNT, ":ro"), ("report", REPORT_MOUNT, ""))
+    return [
+        *("srun", "--ntasks=1", *([f"--cpus-per-task={cores}"] if cores else []), "--export=ALL"),
+        f"--container-image={image}",
+        f"--container-mounts={','.join(f'{work / name}:{place}{flags}' for name, place, flags in mounts)}",
+        *("--container-workdir=/", "--no-container-mount-home", "--no-container-entrypoint"),
+        *("sh", "-c", 'export PATH="${1%/*}:$PATH"; exec "$@"', "sh", *kit.argv),
+    ]
+
+
+def choose_runner(
+    name: str, kit: Kit, environ: Mapping[str, str], *, keep: bool
+) -> Docker | Apptainer | Pyxis:
     """Return the runner with this name, or the first one that works here. Raises Stop if none does.
 
     With `keep`, the pulled image is not removed.
     """
     reasons = []
-    for kind in (Docker, Podman, Apptainer):
-        if name in ("", kind.name):
-            runner: Docker | Apptainer = kind(kit, environ, keep=keep)
+    for kind in (Docker, Podman, Apptainer, Pyxis):
+        if name == kind.name or (not name and kind is not Pyxis):
+            runner: Docker | Apptainer | Pyxis = kind(kit, environ, keep=keep)
             try:
                 runner.require()
             except Stop as stop:

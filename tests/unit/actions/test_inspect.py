@@ -187,7 +187,7 @@ def test_an_image_for_one_processor_does_not_run_beside_another(call: Call, layo
     [
         (("--capability", "sm_90a"), "sm_90a"),
         (("--capability", "8.0", "--driver", "new"), "535.54.03"),
-        (("--gpu", "GTX 5090"), "RTX 5090"),
+        (("--gpu", "RTX 5091"), "RTX 5090"),
         (("--gpu", "gfx90a", "--driver", "535"), "AMD"),
         (("--gpu", "gfxfoo"), "an AMD processor"),
         (("--gpu", "gfx11-generic"), "an AMD processor"),
@@ -497,6 +497,10 @@ class FakeLocker:
         """METADATA of the package."""
         self.more: dict[Path, str] = {}
         """What its extras pin."""
+        self.uploaded = ""
+        """When all its files were."""
+        self.earlier: dict[Path, str] = {}
+        """What it pins of releases until a day."""
 
     def empty_lock(self, name: str, python: str, platform: str) -> Lock:
         machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
@@ -504,7 +508,7 @@ class FakeLocker:
 
     def project(self, name: str, _: Lock) -> tuple[IndexFile, ...]:
         files = [file for file in self.files if file.startswith(name)]
-        return tuple(IndexFile(filename=file, url="", sha256="") for file in files)
+        return tuple(IndexFile(filename=file, url="", sha256="", uploaded=self.uploaded) for file in files)
 
     def reach(self) -> None:
         if not self.files:
@@ -519,6 +523,10 @@ class FakeLocker:
 
     def located(self, request: WheelRequest) -> dict[LockedWheel, str]:
         self.solved.append(request)
+        if request.lock.cutoff:
+            if not self.earlier:
+                raise LockError("unsolvable", "nothing that old", hint="none")
+            return {locked(path): url for path, url in self.earlier.items()}
         more = self.more if "[" in request.requirements[0] else {}
         return {locked(path): url for path, url in {**self.pinned, **more}.items()}
 
@@ -728,6 +736,34 @@ def test_a_package_with_a_compiler_that_no_table_knows_is_unknown() -> None:
     assert answers == [Compatibility.UNKNOWN, Compatibility.NO]
 
 
+@pytest.mark.parametrize(
+    ("file", "uploaded", "dates", "answer"),
+    [
+        (DEMO, "2024-01-02T03:04:05.678901Z", ["2024-03-02"], "no"),
+        (DEMO.replace("cp38-abi3-manylinux_2_28_x86_64", "py3-none-any"), "2024-01-02T03:04:05Z", [], "yes"),
+        (DEMO, "", [], "yes"),  # the index has no times
+        (DEMO, "2999-01-02T03:04:05Z", [], "yes"),
+    ],
+)
+def test_a_compiled_package_is_judged_with_the_framework_of_its_time(
+    look_up: Call, index: Index, file: str, uploaded: str, dates: list[str], answer: str
+) -> None:
+    locker = index(file, demo=NEW, torch=OLD)
+    locker.older, locker.uploaded = ("torch",), uploaded
+    locker.earlier = dict(locker.pinned)
+    value = json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")
+    assert value["gpus"][0]["answer"] == answer
+    cutoffs = [request.lock.cutoff for request in locker.solved]
+    assert [f"{cutoff.time:%Y-%m-%d}" for cutoff in cutoffs if cutoff] == dates
+    assert all(day in value["source"] for day in dates)
+
+
+def test_without_a_solution_of_its_time_any_release_counts(look_up: Call, index: Index) -> None:
+    locker = index(DEMO, demo=NEW, torch=OLD)
+    locker.older, locker.uploaded = ("torch",), "2024-01-02T03:04:05Z"
+    assert json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")["gpus"][0]["answer"] == "yes"
+
+
 @pytest.mark.parametrize(("replaceable", "answer"), [((), "partly"), (("torch",), "yes")])
 def test_a_framework_that_runs_in_part_decides_only_if_it_cannot_be_older(
     replaceable: tuple[str, ...], answer: str
@@ -865,11 +901,11 @@ def answers(**codes: tuple[str, ...]) -> dict[str, Compatibility]:
 def test_libraries_for_single_gpus_do_not_decide_about_others() -> None:
     plain = ("sm_80", "sm_90", "sm_120")
     every = answers(sgl_kernel__flash_ops__so=("sm_90a",), demo=plain)
-    assert every["12.0"] is Compatibility.PARTLY
+    assert every["12.0"] is Compatibility.YES
     kernel = answers(**{"sgl_kernel__flash_ops.abi3.so": ("sm_90a",), "demo": plain})
     assert (kernel["12.0"], kernel["7.0"]) == (Compatibility.YES, Compatibility.NO)
     optional = answers(**{"torchao___C_cutlass_90a.so": ("sm_90a",), "torchao___C.so": ("sm_80",)})
-    assert (optional["8.0"], optional["9.0"]) == (Compatibility.PARTLY, Compatibility.PARTLY)
+    assert (optional["8.0"], optional["9.0"]) == (Compatibility.YES, Compatibility.PARTLY)
 
 
 @pytest.mark.parametrize("ranges", [True, False])

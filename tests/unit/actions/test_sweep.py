@@ -33,7 +33,7 @@ from imagefactory.actions.sweep import (
     read_submitted,
     submit_sweep,
 )
-from imagefactory.actions.sweep_images import choose_image_type
+from imagefactory.actions.sweep_images import choose_container, choose_image_type
 from imagefactory.actions.verdicts import (
     ANY,
     find_in,
@@ -550,6 +550,22 @@ def test_settings_choose_what_jobs_pull_and_not_what_was_made(
 ) -> None:
     kept_sif(site)
     assert choose_image_type(with_setting(site, sif_folder=folder).factory, asked, registry) is kind
+
+
+@pytest.mark.parametrize("container", ["pyxis", "podman"])
+def test_containers_of_slurm_start_images_of_a_registry_alone(site: Site, container: str) -> None:
+    project = with_setting(site, container=container, sif_folder="/shared/gpu").factory
+    assert choose_image_type(project, "", "registry.example.org/gpu", "slurm") is ImageKind.DOCKER
+    assert choose_image_type(project, "", "registry.example.org/gpu", "htcondor") is ImageKind.SIF
+    assert choose_container(project, "slurm") == container
+    for requested, registry, code in (
+        ("sif", "r.example.org", "image-type-unsupported"),
+        ("", "", "no-registry-set"),
+    ):
+        with fails(code):
+            choose_image_type(project, requested, registry, "slurm")
+    with fails("container-unsupported"):
+        choose_image_type(with_setting(site, container="edf").factory, "", "r.example.org", "slurm")
 
 
 def test_a_sif_may_lie_in_the_registry(site: Site) -> None:

@@ -309,11 +309,28 @@ def test_the_caller_says_which_gpus_are_its_own(factory: Project, target: Target
 
     class Runner(ScriptedRunner):
         def run(self, image: Any, spec: Any) -> Any:
-            seen.append(spec.environment)
+            seen.append((spec.environment, spec.selected_gpus))
             return super().run(image, spec)
 
-    run(replace(factory, environ=environ), bench=make_bench(Runner(write=well_behaved().write)))
-    assert seen == [(("CUDA_VISIBLE_DEVICES", "0"),)]
+    def verified(hardware: Hardware = HOST, **options: str) -> Any:
+        bench = make_bench(Runner(write=well_behaved().write), evidence=MadeUp(hardware))
+        run(replace(factory, environ=environ), bench=bench, **options)
+        return seen.pop()
+
+    assert verified() == ((("CUDA_VISIBLE_DEVICES", "0"),), ())
+    # --gpus takes the place of the batch system.
+    first, second = (gpu.uuid for gpu in HOST_OF_TWO.gpus)
+    for text in ("1", second):
+        selected = ((("CUDA_VISIBLE_DEVICES", second),), ((1, second, ""),))
+        assert verified(HOST_OF_TWO, gpus=text) == selected
+    assert verified(HOST_OF_TWO, gpus="all") == ((("CUDA_VISIBLE_DEVICES", first),), ())
+    environ["CUDA_VISIBLE_DEVICES"] = "7"
+    assert verified(HOST, gpus="all") == ((), ())
+
+
+def test_a_gpu_that_is_not_there_stops_before_anything_is_fetched(factory: Project) -> None:
+    with fails("gpu-not-selectable", hint=HOST.gpus[0].uuid):
+        run(factory, gpus="1")  # not even the image is there
 
 
 # --- registries ----------------------------------------------------------------------------------
@@ -583,7 +600,7 @@ def promoted(monkeypatch: pytest.MonkeyPatch, where: ImageReference | None) -> A
         "attach_signed": ("there",),
     }
     for name, gives in stages.items():
-        monkeypatch.setattr(verify, name, lambda *_, gives=gives: gives)
+        monkeypatch.setattr(verify, name, lambda *_, gives=gives, **__: gives)
     monkeypatch.setattr(
         verify,
         "place_of",
@@ -592,7 +609,8 @@ def promoted(monkeypatch: pytest.MonkeyPatch, where: ImageReference | None) -> A
     monkeypatch.setattr(verify, "promote", lambda factory, wanted, progress: wanted.place)
     bench = SimpleNamespace(evidence=SimpleNamespace(read=lambda: None), clock=lambda: NOW)
     options = verify.VerifyOptions(promote=True)
-    done = verify.verify_and_attach(None, "pytorch", options, bench, QuietProgress())  # type: ignore[arg-type]
+    project = SimpleNamespace(environ={})
+    done = verify.verify_and_attach(project, "pytorch", options, bench, QuietProgress())  # type: ignore[arg-type]
     assert done.attached == ("there",)
     return done.promotion
 

@@ -44,7 +44,7 @@ SHAPES = {
     "--check": "lock, render: what the project has; image audit: which checks",
     "--output": "where it is written: a file, a folder, or a name in this folder",
     "-o": "the same",
-    "--gpus": "how many; run: all",
+    "--gpus": "how many; run, verify: which",
 }
 """Options that take another shape in another command: one meaning all the same."""
 

@@ -11,8 +11,10 @@ from imagefactory.actions.run import WORKDIR
 from imagefactory.model import CommandResult, ContainerStart, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
+from imagefactory.verify.evidence import LocalEvidence
 from tests.made.command import Call
 from tests.made.layout import add_image
+from tests.made.verdicts import HOST_OF_TWO
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,33 @@ def test_a_limit_that_cannot_be(call: Call, tmp_path: Path) -> None:
     result = call("run", "--limit", "memory=much", "pytorch-2.3-cu121", "--", "true")
     assert result.code == 2
     assert "memory=16G" in result.err
+
+
+def test_selected_gpus(
+    call: Call, tmp_path: Path, ran: list[tuple[Image, RunSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalEvidence, "read", lambda _: HOST_OF_TWO)
+    add_image(Layout(tmp_path / "store"), "pytorch:2.3-cu121", [b"one"])
+    first, second = (gpu.uuid for gpu in HOST_OF_TWO.gpus)
+
+    def start(*options: str) -> RunSpec:
+        assert call("run", *options, "pytorch-2.3-cu121", "--", "true").code == 3
+        return ran.pop()[1]
+
+    both = start("--gpus", f"1,{first}")
+    assert both.gpus
+    assert both.selected_gpus == ((1, second, ""), (0, first, ""))
+    assert both.environment == (("CUDA_VISIBLE_DEVICES", f"{second},{first}"),)
+    own = start("--gpus", "0", "-e", "CUDA_VISIBLE_DEVICES=", "-e", "A=b")
+    assert own.environment == (("CUDA_VISIBLE_DEVICES", ""), ("A", "b"))
+    for options in (("--gpus", "all"), ("--nv",)):
+        every = start(*options)
+        assert (every.gpus, every.selected_gpus, every.environment) == (True, (), ())
+    wrong = call("run", "--gpus", "2", "pytorch-2.3-cu121", "--", "true")
+    assert (wrong.code, wrong.error_codes) == (2, ("gpu-not-selectable",))
+    assert f"0 ({first}), 1 ({second})" in wrong.err
+    conflict = call("run", "--nv", "--gpus", "0", "pytorch-2.3-cu121", "--", "true")
+    assert (conflict.code, conflict.error_codes) == (2, ("option-conflict",))
 
 
 @pytest.fixture

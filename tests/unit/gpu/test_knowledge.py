@@ -90,6 +90,7 @@ from tests.made.errors import fails
         ("RTX 30xx", "RTX 30 series", "8.6"),
         ("RTX40-series", "RTX 40 series", "8.9"),
         ("Hopper", "Hopper", "9.0"),
+        ("GeForce GTX 680", "GTX 680", "3.0"),
         ("A100-PG509-200", "A100", "8.0"),
         ("NVIDIA Jetson AGX Thor Developer Kit", "Jetson AGX Thor", "11.0"),
         ("NVIDIA RTX PRO 4000 Blackwell SFF Edition", "RTX PRO 4000 Blackwell SFF", "12.0"),

@@ -78,6 +78,8 @@ from tests.made.contents import contents
         ("xformers-cutlass-before-blackwell", {"xformers": "0.0.33.post2"}, "10.0 12.0", "9.0"),
         ("xformers-cutlass-before-blackwell", {"xformers": "0.0.32.post2"}, "", "12.0"),
         ("vllm-before-volta", {"vllm": "0.6.3"}, "6.1", "7.0 9.0"),
+        ("cudnn-before-maxwell", {"cudnn": "9.1.0.70"}, "3.5 3.7", "5.0 8.0"),
+        ("cudnn-before-maxwell", {"cudnn": "8.7.0.84"}, "", "3.7"),
         ("sglang-before-turing", {"sglang": "0.4.6"}, "7.0 6.1", "7.5"),
     ],
 )
@@ -94,6 +96,8 @@ def test_rules(rule: str, versions: dict[str, str], fits: str, fits_not: str) ->
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "9.0", "535 535.183.01 525.60.13", "550.54.14 570"),
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.2"}, "8.0", "", "535"),
         ("nccl-nvswitch-before-12.3", {"nccl": "2.26.5"}, "9.0", "", "535"),
+        ("xgboost-3.0.0-driver", {"xgboost": "3.0.0"}, "7.0", "535.161.08 550", "570.26"),
+        ("xgboost-3.0.0-driver", {"xgboost": "3.0.1"}, "7.0", "", "535.161.08"),
         ("warp-driver-580", {"warp": "1.7.1"}, "12.0", "580.65.06 595", "575.51.03 570"),
         ("warp-driver-580", {"warp": "1.8.1"}, "12.0", "", "580.65.06"),
     ],
@@ -116,6 +120,7 @@ def test_every_rule_was_tried_here() -> None:
     assert tried == {rule.id for rule in rules()}
     assert {rule.id for rule in rules() if rule.drivers} == {
         "nccl-nvswitch-before-12.3",
+        "xgboost-3.0.0-driver",
         "warp-driver-580",
     }
 

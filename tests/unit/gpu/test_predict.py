@@ -737,6 +737,30 @@ def test_a_damaged_library_gives_no_answer() -> None:
     assert one.reason == "libtorch_cuda.so is damaged: at 0x1a40: cut short"
 
 
+@pytest.mark.parametrize(
+    ("modules", "capability", "answer"),
+    [
+        (["39 sm_80 sm_90", "5 sm_89 sm_120", "8 sm_100f sm_120f"], "8.0", Compatibility.YES),
+        (["39 sm_80 sm_90", "5 sm_80 sm_90"], "8.0", Compatibility.YES),
+        (["39 sm_70 sm_80 sm_90", "5 sm_80 sm_90"], "7.0", Compatibility.PARTLY),
+        (["39 sm_75 sm_80 sm_90 sm_120", "1 sm_75 sm_80 sm_89"], "12.0", Compatibility.PARTLY),
+        (["5 sm_80 sm_90", "8 sm_89 sm_120"], "8.0", Compatibility.NO),
+    ],
+)
+def test_modules_for_what_a_gpu_cannot_do_are_not_missed(
+    modules: list[str], capability: str, answer: Compatibility
+) -> None:
+    for name in ("_C.abi3.so", "_C.cpython-311-x86_64-linux-gnu.so"):
+        place = contents(library(f"vllm/{name}", *modules), packages=["vllm==0.21.0"])
+        assert ask(place, capability).answer is answer
+
+
+def test_libraries_that_no_row_names_do_not_make_a_build_for_cpus() -> None:
+    place = contents(library("vllm/_new.so", "3 sm_80 sm_90"), packages=["vllm==0.4.2"])
+    assert ask(place, "8.0").answer is Compatibility.UNKNOWN
+    assert ask(contents(packages=["vllm==0.4.2"]), "8.0").answer is Compatibility.NO
+
+
 def test_one_module_in_a_hundred_is_a_special_case() -> None:
     few = contents(library("a.so", "342 sm_70 sm_75", "1 sm_70 sm_80"))
     assert ask(few, "7.5").answer is Compatibility.YES

@@ -16,7 +16,7 @@ import pytest
 from imagefactory.errors import ImagefactoryError
 from imagefactory.jobs.slurm import format_reach, request_gpus, write_slurm
 from imagefactory.jobs.spec import JobSpec
-from imagefactory.runtime.devices import MAKE_SPEC
+from imagefactory.runtime.hardware import MAKE_CDI
 from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import Site, find_site
 from imagefactory.schedulers.sizes import GB
@@ -282,7 +282,7 @@ def test_podman_without_a_specification_of_the_gpu_stops_the_job(
 ) -> None:
     code, words = run_podman(tmp_path, spec, visible)
     assert code == 9
-    assert MAKE_SPEC.partition("=")[0] in words[-1]
+    assert MAKE_CDI.partition("=")[0] in words[-1]
 
 
 def test_podman_starts_a_job_on_cpus_without_devices(tmp_path: Path) -> None:

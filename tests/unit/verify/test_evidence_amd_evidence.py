@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.runtime.hardware import Places, lost_gpus
 from imagefactory.verify.evidence import AmdPlaces, LocalEvidence, read_amd
 from imagefactory.verify.gpu_run import assigned_gpus, choose_gpus, visible_gpus
-from imagefactory.verify.kit.hardware import Places, lost_gpus
 from imagefactory.verify.report import EVIDENCE_LOCAL
 from tests.made.amd import MINOR, UNIQUE, make_amd_machine
 from tests.made.errors import fails

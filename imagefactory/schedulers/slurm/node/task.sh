@@ -105,7 +105,7 @@ child=
 trap 'rm -rf "$scratch"' EXIT
 trap '[ -z "$child" ] || kill "$child"; wait; exit 143' TERM
 cp -R run.py kit suite "$node/kit.json" "$node/expectations.json" "$scratch" 2>&4 || finish 6
-"$python" -I -B "$scratch/run.py" --runner apptainer --image "$image" >&4 2>&1 &
+"$python" -I -B "$scratch/run.py" --runner "$(cat runner)" --image "$image" >&4 2>&1 &
 child=$!
 wait "$child"
 code=$?

@@ -15,6 +15,7 @@ from imagefactory.schedulers.htcondor.node.post import NodeFault
 from imagefactory.schedulers.pool import Inventory, PoolGpu
 from imagefactory.schedulers.slurm.batch import (
     JOBS,
+    RUNNER,
     JobArray,
     SlurmNodeJob,
     SlurmSweepJobs,
@@ -192,8 +193,10 @@ def test_the_folder_is_whole_with_its_last_file(tmp_path: Path) -> None:
     digest = f"127.0.0.1:5000/tiny@{SUBJECT.index}"
     made = sweep(sweep_node(), sweep_node("tiny-sm90", f"docker://{digest}", capability="9.0"))
     texts = {one.name: {KIT: b"{}", EXPECTATIONS: b"[]"} for one in made.nodes}
+    write_sweep_files(tmp_path, replace(made, container="pyxis"), texts)
+    assert (tmp_path / RUNNER).read_text() == "pyxis\n"
     write_sweep_files(tmp_path, made, texts)
-    write_sweep_files(tmp_path, made, texts)
+    assert (tmp_path / RUNNER).read_text() == "apptainer\n"
     assert (tmp_path / "nodes/tiny-sm80/image").read_text() == "/shared/tiny.sif\n"
     assert (tmp_path / "nodes/tiny-sm90/image").read_text() == f"{digest}\n"
     assert (tmp_path / "nodes/tiny-sm90" / EXPECTATIONS).read_bytes() == b"[]"

@@ -22,6 +22,7 @@ SCONTROL = '#!/bin/sh\necho "$*" >>"$CALLS"\n'
 PYTHON = """\
 #!/bin/sh
 [ "$1" != -c ] || exit 0
+[ "$4 $5" = "--runner pyxis" ] || exit 2
 place=$RUNS/$SLURMD_NODENAME
 [ ! -d "$place/result" ] || cp -R "$place/result" "${3%/run.py}/result"
 echo "the last word"
@@ -88,6 +89,7 @@ def folder(tmp_path: Path) -> Folder:
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "task.sh").write_bytes((NODE_PROGRAMS / "task.sh").read_bytes())
     (tmp_path / "run.py").write_text("")
+    (tmp_path / "runner").write_text("pyxis\n")
     for node in ("tiny", "other"):
         for name, text in (("image", "docker://x"), ("kit.json", "{}"), ("expectations.json", "{}")):
             (tmp_path / "nodes" / node / name).write_text(text)

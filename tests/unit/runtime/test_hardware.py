@@ -9,17 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from imagefactory.verify.kit import hardware
-from imagefactory.verify.kit.hardware import (
+from imagefactory.runtime.hardware import (
+    CdiDevices,
     LostGpu,
     NoGpu,
     Places,
+    SelectedGpu,
+    SelectionError,
+    cdi_names,
+    find_gpu_nodes,
     lost_gpus,
+    outdated_cdi,
     parse_major,
     parse_version,
+    read_cdi,
     read_hardware,
     read_visible,
+    select,
 )
+from imagefactory.verify import kit
 from tests.services.gpu_host import UUID, Told, make_host
 
 MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
@@ -112,6 +120,106 @@ SLICES = {MIG: A, MIG.replace("a", "b"): A}
 )
 def test_cuda_visible_devices_as_cuda_reads_it(text: str, seen: list[tuple[str, str]]) -> None:
     assert read_visible(text, [A, B], SLICES, ordered=True) == seen
+
+
+NODES = {A: "/dev/nvidia1", B: "/dev/nvidia0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "slices", "gpus"),
+    [
+        ("0", {}, [(0, A, "/dev/nvidia1")]),
+        (f" 1 ,{A}", {}, [(1, B, "/dev/nvidia0"), (0, A, "/dev/nvidia1")]),
+        (f"{MIG},1", SLICES, [(0, MIG, "/dev/nvidia1"), (1, B, "/dev/nvidia0")]),
+        (B, SLICES, [(1, B, "/dev/nvidia0")]),
+    ],
+)
+def test_gpus_are_selected_by_number_and_uuid(
+    text: str, slices: dict[str, str], gpus: list[tuple[int, str, str]]
+) -> None:
+    assert select(text, [A, B], slices, NODES) == gpus
+
+
+@pytest.mark.parametrize("text", ["", "2", "-1", "+1", "0,", "0,0", f"0,{A}", A[:12], MIG, "all", "9" * 5000])
+def test_a_gpu_that_is_not_there_is_an_error_that_names_those_that_are(text: str) -> None:
+    with pytest.raises(SelectionError) as caught:
+        select(text, [A, B], {}, NODES)
+    assert f"0 ({A}), 1 ({B})" in caught.value.hint
+
+
+def test_lost_and_divided_gpus_cannot_be_selected() -> None:
+    lost = {"lost-gpu-0": "it fell off"}
+    assert select("1,2", [A, B], lost, NODES) == [(1, A, "/dev/nvidia1"), (2, B, "/dev/nvidia0")]
+    with pytest.raises(SelectionError, match="it fell off"):
+        select("0", [A, B], lost, NODES)
+    for whole in ("0", A):
+        with pytest.raises(SelectionError) as caught:
+            select(whole, [A, B], SLICES, NODES)
+        assert f"1 ({B}), {MIG} (of GPU 0)" in caught.value.hint
+        assert f"0 ({A})" not in caught.value.hint
+    two = ",".join(SLICES)
+    assert len(select(two, [A, B], SLICES, NODES)) == 2
+    with pytest.raises(SelectionError):
+        select(two, [A, B], SLICES, NODES, one_slice=True)
+
+
+def test_the_device_of_a_gpu_is_the_drivers(tmp_path: Path) -> None:
+    places = make_host(tmp_path)
+    assert find_gpu_nodes(places) == {UUID: "/dev/nvidia3"}
+    information = next(tmp_path.glob("proc/driver/nvidia/gpus/*/information"))
+    information.write_text(f"GPU UUID: {UUID}\n")
+    assert find_gpu_nodes(places) == {UUID: ""}
+
+
+# As nvidia-ctk 1.17 writes it, shortened, with its hooks.
+YAML = """\
+---
+cdiVersion: 0.5.0
+containerEdits:
+  env:
+    - NVIDIA_VISIBLE_DEVICES=void
+  hooks:
+    - args: [nvidia-cdi-hook, create-symlinks, --link, libcuda.so.1::/usr/lib/libcuda.so]
+      hookName: createContainer
+      path: /usr/bin/nvidia-cdi-hook
+  mounts:
+    - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.90.07
+      hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.90.07
+devices:
+  - containerEdits:
+      deviceNodes:
+        - path: /dev/nvidia1
+    name: "0"
+  - containerEdits:
+      deviceNodes:
+        - path: /dev/nvidia1
+    name: GPU
+  - name: all
+kind: nvidia.com/gpu
+""".replace("name: GPU", f"name: {A}")
+
+
+def test_names_in_specifications_of_cdi(tmp_path: Path) -> None:
+    folders = (str(tmp_path), "/nowhere")
+    assert read_cdi(folders) == CdiDevices([], [])
+    (tmp_path / "nvidia.yaml").write_text(YAML)
+    (tmp_path / "other.json").write_text('{"kind": "example.org/net", "devices": [{"name": "eth0"}]}')
+    (tmp_path / "notes.txt").write_text(YAML.replace('"0"', '"9"'))
+    (tmp_path / "folder.json").mkdir()
+    assert read_cdi(folders) == CdiDevices(["0", A, "all"], ["550.90.07"])
+    (tmp_path / "more.json").write_text('{"kind":"nvidia.com/gpu","devices":[{"name":"1"},{"name":"1:0"}]}')
+    devices = read_cdi(folders)
+    assert devices.names == ["0", "1", "1:0", A, "all"]
+    assert outdated_cdi(devices, "550.90.07") == outdated_cdi(devices, "") == ""
+    assert outdated_cdi(read_cdi(("/nowhere",)), "560.35") == ""
+    assert "550.90.07" in outdated_cdi(devices, "560.35")
+
+
+def test_cdi_has_the_uuid_or_the_number() -> None:
+    devices = CdiDevices(["0", "1", A, "all"], [])
+    gpus = [SelectedGpu(0, A, ""), SelectedGpu(1, B, ""), SelectedGpu(1, MIG, "")]
+    assert cdi_names(gpus, devices) == [f"nvidia.com/gpu={name}" for name in (A, "1", MIG)]
+    assert cdi_names((), devices) == ["nvidia.com/gpu=all"]
 
 
 def test_indices_count_lost_gpus_and_are_unknown_where_models_differ() -> None:
@@ -207,7 +315,7 @@ def test_the_file_works_alone(tmp_path: Path) -> None:
         "import sys, json; sys.path.insert(0, sys.argv[1]); import hardware; "
         "print(json.dumps(hardware.read_hardware(hardware.Places(*json.loads(sys.argv[2])))))"
     )
-    folder = str(Path(hardware.__file__).parent)
+    folder = str(Path(kit.__file__).parent)
     argv = [sys.executable, "-I", "-S", "-c", program, folder, json.dumps(places)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["gpus"][0]["uuid"] == UUID
