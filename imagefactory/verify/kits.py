@@ -286,7 +286,7 @@ def _json(data: bytes, location: str) -> object:
 
 KIT_PROGRAMS = Path(__file__).parent / "kit"
 PROGRAM = "run.py"
-CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
+CARRIED = ("forward.py", "hardware.py", "program.py", "start.py", "trees.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,7 +266,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
         image = runner.fetch(job.image, work)
         _prepare_directories(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible, selected)
+        ended = runner.run(image, work, visible, selected, seen)
     finally:
         runner.clear()
     facts.update(
@@ -525,7 +525,7 @@ def _check_gpu(run: NodeRun, gpu: Mapping[str, Any], visible: str) -> NodeAnswer
         image = runner.fetch(job.image, work)
         _prepare_directories(job.kit, work)
         runner.kit = job.kit._replace(timeout=max(1.0, run.deadline - END_SECONDS - time.monotonic()))
-        ended = runner.run(image, work, visible, selected)
+        ended = runner.run(image, work, visible, selected, seen)
         report = json.loads(read_report(work, f"report/{REPORT}") or b"null")
         if report is None:
             last = ended.lines[-1] if ended.lines else "no output"

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .forward import FIRST, HEAD, LOOK, LOOK_SECONDS, read_look
 from .hardware import (
     ALL,
     CDI_FOLDERS,
@@ -129,6 +130,27 @@ def capture(
         return subprocess.CompletedProcess(argv, 124, "", f"it did not end in {timeout} s")
 
 
+def read_start(argv: Sequence[str], environ: Mapping[str, str], most: int) -> bytes:
+    """Return at most the first `most` bytes that a command prints in LOOK_SECONDS, and end it."""
+    process = subprocess.Popen(
+        argv,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    timer = threading.Timer(LOOK_SECONDS, end_group, (process,))
+    timer.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout as output:
+            return output.read(most)
+    finally:
+        timer.cancel()
+        end_group(process)
+
+
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the output of a command. Raises Stop if it fails."""
     process = capture(argv, environ)
@@ -217,6 +239,9 @@ class Kit(NamedTuple):
     expires: str
 
 
+ALONE = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none")
+
+
 def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
     """Return the options of docker or podman for these GPUs, for all without any.
 
@@ -246,17 +271,18 @@ def docker_argv(
     ]  # fmt: skip
 
 
-def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
+def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int, forward: str = "") -> list[str]:
     """Return the command line of apptainer.
 
-    `image` is a file. /tmp in the image is on the disk, in `work`.
+    `image` is a file. /tmp in the image is on the disk, in `work`. `forward` is the directory of the image's
+    libcuda if programs must use it, empty for the machine's own.
     """
     return [
-        *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
-        *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
+        *(program, "--silent", "exec", "--nv", *ALONE, "--pwd", "/", "--workdir", str(work / "scratch")),
         *(("--no-privs",) if uid == 0 else ()),
         *_mounts(work, "source", "destination", "ro"),
         image,
+        *(("/bin/sh", "-c", FIRST, forward) if forward else ()),
         *kit.argv,
     ]
 
@@ -375,8 +401,13 @@ class Docker:
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
         return str(here["Id"])
 
-    def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
-        """Run the container with these GPUs, all for none. Raises Stop if it was not started."""
+    def run(
+        self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu], _: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run the container with these GPUs, all for none. Raises Stop if it was not started.
+
+        NVIDIA's hook, which gives the container its GPUs, chooses the libcuda.
+        """
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
         options = gpu_options(gpus, self.devices)
         argv = docker_argv(self.kit, image, work, name, visible, options, self.name)
@@ -517,13 +548,23 @@ class Apptainer:
             raise Stop(text, EXIT_USAGE)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
+    def run(
+        self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu], host: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run the .sif with the libcuda that NVIDIA's hook would choose, since apptainer has no hook.
+
+        `host` has all GPUs of the machine.
+        """
         (work / "scratch").mkdir()
         # Read by apptainer itself if it uses nvidia-container-cli. Else --nv binds all GPUs.
         inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
         if visible:
             inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
-        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
+        privileges = ["--no-privs"] * (os.geteuid() == 0)
+        look = [self.program, "--silent", "exec", *ALONE, *privileges, image, "/bin/sh", "-c", LOOK]
+        output = read_start(look, self.environ, 2 * HEAD)
+        forward = read_look(output, host["driver"], [gpu["name"] for gpu in host["gpus"]])
+        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid(), forward)
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         return _check_started(ended, self.name, (255,), work)
 
@@ -586,7 +627,9 @@ class Pyxis:
         shutil.rmtree(cache, ignore_errors=True)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu]) -> EndedProcess:
+    def run(
+        self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu], __: Mapping[str, Any]
+    ) -> EndedProcess:
         """Run a step of the job in the image. Raises Stop if it was not started.
 
         The step has the devices of the job, of which `visible` selects.
