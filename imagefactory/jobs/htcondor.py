@@ -26,8 +26,10 @@ from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION, amd_name_
 from imagefactory.schedulers.sizes import MB, format_size
 
 SUFFIX = ".sub"
-AMD_MACHINE = '(versionGE(split(TARGET.CondorVersion)[1], "25.8.2"))'
-"""A machine that opens AMD GPUs to containers (--rocm). Source: HTCondor version history, 25.8.2."""
+AMD_MACHINE = '(versionGE(substr(TARGET.CondorVersion, 16), "25.8.2"))'
+"""A machine that opens AMD GPUs to containers (--rocm): its version begins `$CondorVersion: 25.8.2`. Source:
+HTCondor version history, 25.8.2.
+"""
 
 
 def write_htcondor(spec: JobSpec) -> dict[str, str]:

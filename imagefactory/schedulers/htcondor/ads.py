@@ -263,15 +263,15 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
 def processor_of(name: str, number: Capability) -> str:
     """Return the processor of an AMD GPU (`gfx90a`) by its name and number, empty if it is unknown."""
     if match := _PROCESSOR.search(name):
-        found = match[0].lower()
+        text = match[0].lower()
     else:
         model = find_amd(re.findall(r"[a-z0-9]+", name.lower()))
-        found = str(model.processor) if model else ""
+        text = str(model.processor) if model else ""
     try:
-        processor = parse_capability(found)
+        processor = parse_capability(text)
     except ValueError:
         return ""
-    return found if (processor.major, processor.minor) == (number.major, number.minor) else ""
+    return text if (processor.major, processor.minor) == (number.major, number.minor) else ""
 
 
 def amd_name_expression(processor: Capability) -> str:

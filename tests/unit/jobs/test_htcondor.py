@@ -13,7 +13,7 @@ import pytest
 
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import parse_capability
-from imagefactory.jobs.htcondor import format_arguments, format_gpu_request, write_htcondor
+from imagefactory.jobs.htcondor import AMD_MACHINE, format_arguments, format_gpu_request, write_htcondor
 from imagefactory.jobs.spec import RUN
 from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION
 from imagefactory.schedulers.pool import ImageKind
@@ -369,4 +369,4 @@ def test_amd_gpus_are_requested_by_name(processors: tuple[str, ...], memory: int
     (text,) = write_htcondor(job_spec(classes=classes, gpu_memory=memory)).values()
     assert f"require_gpus = {expression}" in text.splitlines()
     assert "gpus_minimum" not in text
-    assert "versionGE" in next(row for row in text.splitlines() if row.startswith("requirements"))
+    assert AMD_MACHINE in next(row for row in text.splitlines() if row.startswith("requirements"))
