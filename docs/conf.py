@@ -125,6 +125,7 @@ PAGES = {
         "CONTRIBUTING",
         "docs/architecture",
         "docs/dev/decisions",
+        "docs/dev/gpu-day",
         "docs/benchmarks",
         "docs/projects",
         "benchmarks/README",
