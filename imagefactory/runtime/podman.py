@@ -158,6 +158,13 @@ def explain(message: str, *, gpus: bool) -> ImagefactoryError:
         )
     if "catatonit" in message or "init binary" in message:
         return ToolError("tool-missing", "podman has no catatonit", hint="apt-get install catatonit")
+    if re.search("setup user|newuidmap|subuid", message):
+        return ToolError(
+            "podman-failed",
+            f"podman cannot map the user of the container: {text}",
+            hint="sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER, "
+            "then podman system migrate",
+        )
     return ToolError(
         "command-not-started", f"podman did not start the container: {text}", hint="run podman info"
     )
