@@ -140,6 +140,11 @@ class ApptainerRunner:
 
     def __init__(self, command: ApptainerCommand, ensure_sif: EnsureSif) -> None:
         self.command, self.ensure_sif = command, ensure_sif
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def stop(self) -> None:
+        for process in tuple(self._running):
+            _end(process)
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> SifArtifact:  # noqa: ARG002
         """Return the .sif of an image."""
@@ -193,8 +198,12 @@ class ApptainerRunner:
                     f"cannot start {invocation.argv[0]}: {error}",
                     hint="run imagefactory doctor, or use --runner unshare",
                 ) from error
-            with signals_to_command(interactive=not spec.capture):
-                stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
+            self._running.add(process)
+            try:
+                with signals_to_command(interactive=not spec.capture):
+                    stdout, stderr, timed_out = _collect(process, spec.timeout, relayed=not spec.capture)
+            finally:
+                self._running.discard(process)
         code = process.returncode
         if reason := os.pread(lost, 1000, 0).decode():
             raise unrecorded_bytes(reason)

@@ -227,6 +227,7 @@ class DockerRunner:
 
     def __init__(self, layout: Layout, daemon: DockerDaemon, progress: Progress = QUIET) -> None:
         self.layout, self.daemon, self.progress = layout, daemon, progress
+        self._running: set[str] = set()
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         if isinstance(image, Image):
@@ -271,6 +272,7 @@ class DockerRunner:
     @contextlib.contextmanager
     def _container(self, image: str, spec: RunSpec, names: tuple[str, ...]) -> Iterator[Container]:
         name = f"imagefactory-{secrets.token_hex(8)}"  # ours, as a signal may come before the daemon's answer
+        self._running.add(name)
         try:
             with self.daemon.speaking():
                 import docker
@@ -289,8 +291,16 @@ class DockerRunner:
                     raise explain(str(error.explanation or error), cdi=bool(names)) from error
             yield container
         finally:
-            with contextlib.suppress(ToolError), self.daemon.speaking():
-                self.daemon.client.api.remove_container(name, force=True, v=True)
+            self._running.discard(name)
+            self._remove(name)
+
+    def stop(self) -> None:
+        for name in tuple(self._running):
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(ToolError), self.daemon.speaking():
+            self.daemon.client.api.remove_container(name, force=True, v=True)
 
     def _captured(self, container: Container, spec: RunSpec, *, cdi: bool) -> CommandResult:
         import docker

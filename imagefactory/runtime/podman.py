@@ -188,6 +188,7 @@ class PodmanRunner:
     ) -> None:
         self.layout, self.environ, self.progress = layout, dict(environ), progress
         self.command = tuple(command)
+        self._running: set[str] = set()
 
     def prepare(self, image: Image | SifArtifact, *, checked: bool) -> Image | SifArtifact:  # noqa: ARG002
         if isinstance(image, Image):
@@ -227,6 +228,7 @@ class PodmanRunner:
             gpus=gpus,
             limited=os.geteuid() == 0 or Path("/sys/fs/cgroup/cgroup.controllers").exists(),
         )
+        self._running.add(name)
         try:
             for words in (created, ["init", name]):  # all that can fail before the command starts
                 ended = self._call(*words)
@@ -234,7 +236,12 @@ class PodmanRunner:
                     raise explain(ended.stderr, gpus=spec.gpus)
             return self._started(name, spec)
         finally:
+            self._running.discard(name)
             self._call("rm", "--force", "--volumes", name)
+
+    def stop(self) -> None:
+        for name in tuple(self._running):
+            self._call("kill", name)
 
     def _started(self, name: str, spec: RunSpec) -> CommandResult:
         pipe, began, timed_out = subprocess.PIPE if spec.capture else None, time.monotonic(), False

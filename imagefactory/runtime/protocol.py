@@ -62,7 +62,11 @@ class Runner(Protocol):
         127 and 126 mean not found and not executable, as in shells. A command that is not captured is
         interactive on a terminal. The first OUTPUT_LIMIT bytes of each captured stream are returned. Raises
         UsageError, ToolError or StoreError if the command never started. A failure or timeout is a result.
+        Several threads may call it.
         """
+
+    def stop(self) -> None:
+        """End the commands that other threads run, for a caller that was interrupted."""
 
 
 def check_spec(spec: RunSpec) -> None:

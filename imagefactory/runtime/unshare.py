@@ -267,6 +267,7 @@ class UnshareRunner:
         self.find = find
         self.unpacked = UnpackedLayers(layout.path / "unpacked")
         self.scratch = layout.path / "run"
+        self._running: set[SandboxProcess] = set()
 
     def require(self) -> str:
         """Build a sandbox once, without a command, and return `unshare (Linux 6.1.0)`."""
@@ -302,12 +303,15 @@ class UnshareRunner:
             sandbox = SandboxProcess(decided, stdin=stdin, stdout=output, stderr=output)
             for text in sandbox.undeletable:
                 self.progress.note(f"an earlier run left files that cannot be deleted: {text}")
+            self._running.add(sandbox)
             try:
                 stdout, stderr = sandbox.collect()
                 ended = sandbox.wait()
             except BaseException:
                 sandbox.end()
                 raise
+            finally:
+                self._running.discard(sandbox)
         if ended["lost"]:
             raise unrecorded_bytes(ended["lost"])
         over = limit_message(ended["over"], limits) if ended["over"] else ("", "")
@@ -321,6 +325,10 @@ class UnshareRunner:
             timed_out=ended["timed_out"],
             over=over,
         )
+
+    def stop(self) -> None:
+        for sandbox in tuple(self._running):
+            sandbox.process.send_signal(signal.SIGUSR2)
 
     def limits(self, spec: RunSpec) -> RunLimits:
         return decide_limits(dict(spec.limits), read_capacity(self.scratch))

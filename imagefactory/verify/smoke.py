@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -180,25 +182,31 @@ def _record_of(trial: SmokeTest, records: Path, suite: str) -> Path:
 def _run_all(
     trial: SmokeTest, directory: Path, request: Mapping[str, Any], runner: Runner, progress: Progress
 ) -> SmokeOutcome:
-    """Run the suite as root, then as an ordinary user if the recipe requires it."""
+    """Run the suite as root and, if the recipe requires it, as an ordinary user at the same time."""
     required = request["checks"]
     plain = tuple(name for name in required if name != "unprivileged")
     outcome = SmokeOutcome(checks=(), failure=None)
-    with progress.task("checks", total=len(required), unit="checks") as task:
-        if plain:
-            outcome = _run(trial, directory, request, runner, checks=plain, uid=0)
-            task.advance(len(plain))
-        if "unprivileged" not in required:
-            return outcome
-        if outcome.failure is not None:
-            reason = "not run, because the run as root did not pass"
-            skipped = _nothing_ran(("unprivileged",), CheckState.NOT_RUN, reason, outcome.failure)
-            return replace(outcome, checks=(*outcome.checks, *skipped.checks))
-        framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
-        checks = table.unprivileged_checks(framework, required)
-        second = _run(trial, directory, request, runner, checks=checks, uid=table.UNPRIVILEGED_UID)
-        task.advance(1)
-    return merge(outcome, second)
+    with (
+        progress.task("checks", total=len(required), unit="checks") as task,
+        ThreadPoolExecutor(1, thread_name_prefix="smoke") as pool,
+    ):
+        second = None
+        if "unprivileged" in required:
+            framework = table.FRAMEWORKS.get(request["framework"], table.OTHER)
+            checks = table.unprivileged_checks(framework, required)
+            run = partial(_run, trial, directory, request, runner, checks=checks)
+            second = pool.submit(run, uid=table.UNPRIVILEGED_UID)
+        try:
+            if plain:
+                outcome = _run(trial, directory, request, runner, checks=plain, uid=0)
+                task.advance(len(plain))
+            if second:
+                outcome = merge(outcome, second.result())
+                task.advance(1)
+        except BaseException:
+            runner.stop()
+            raise
+    return outcome
 
 
 def _run(

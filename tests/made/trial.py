@@ -74,6 +74,8 @@ class ProcessRunner:
     def require(self) -> str:
         return "1"
 
+    def stop(self) -> None: ...
+
     def run(self, image: Image, spec: RunSpec) -> CommandResult:
         self.seen.append(spec)
         places = {PREFIX: self.environment, **{mount.target: mount.source for mount in spec.mounts}}
@@ -118,6 +120,8 @@ class ScriptedRunner:
 
     def require(self) -> str:
         return "1"
+
+    def stop(self) -> None: ...
 
     def run(self, image: Image, spec: RunSpec) -> CommandResult:
         mounts = {mount.target: mount.source for mount in spec.mounts}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import venv
 from collections.abc import Callable
 from dataclasses import replace
@@ -360,9 +361,9 @@ def test_the_second_run_is_an_ordinary_user_on_a_read_only_root(tmp_path: Path) 
     runner.run = lambda image, spec: (specs.append(spec), original(image, spec))[1]  # type: ignore[method-assign]
     report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), runner, tmp_path)
     assert report.passed
-    assert [(spec.uid, spec.read_only) for spec in specs] == [(0, False), (65534, True)]
-    assert [asked["uid"] for asked in runner.asked] == [None, 65534]
-    assert runner.asked[1]["checks"] == ["unprivileged", "import", "compute"]
+    assert sorted((spec.uid, spec.read_only) for spec in specs) == [(0, False), (65534, True)]
+    asked = {row["uid"]: row["checks"] for row in runner.asked}
+    assert asked == {None: list(PLAIN_CHECKS), 65534: ["unprivileged", "import", "compute"]}
     assert runner.asked[0]["nonce"] != runner.asked[1]["nonce"]
     assert tuple(check.name for check in report.checks) == (*PLAIN_CHECKS, "unprivileged")
     assert dict(report.checks[-1].numbers)["compute-count"] == 1.0
@@ -383,11 +384,20 @@ def test_a_fault_of_the_second_run(tmp_path: Path, check: str, outcome: str) -> 
     assert report.checks[-1].detail == f"{check}: no home"
 
 
-def test_no_second_run_after_a_failure(tmp_path: Path) -> None:
-    runner = scripted(lambda report: first(report).update(state="failed", outcome="load-failed"))
-    report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), runner, tmp_path)
-    assert len(runner.asked) == 1
-    assert states(report)["unprivileged"] == "not-run"
+def test_a_fault_of_the_first_run_is_that_of_the_image(tmp_path: Path) -> None:
+    def change(report: dict[str, Any]) -> None:
+        word = "wrong-numbers" if "unprivileged" in report["nonce"] else "load-failed"
+        first(report).update(state="failed", outcome=word)
+
+    report = run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), scripted(change), tmp_path)
+    assert report.failure is Outcome.LOAD_FAILED
+    assert states(report)["unprivileged"] == "failed"
+
+
+def test_both_runs_are_at_the_same_time(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=60)
+    runner = scripted(lambda report: both.wait())
+    assert run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), runner, tmp_path).passed
 
 
 def test_expectations_hold_lock_and_recipe() -> None:
@@ -510,3 +520,20 @@ def test_a_report_shown(tmp_path: Path) -> None:
     assert (
         smoke.format_table(failed)[-1] == "CPU-level smoke test: failed (load-failed); on a GPU: not-tested"
     )
+
+
+def test_an_interruption_stops_the_second_run(tmp_path: Path) -> None:
+    stopped = threading.Event()
+
+    class Interrupted(ScriptedRunner):
+        def run(self, image: Image, spec: RunSpec) -> CommandResult:
+            if spec.uid == 0:
+                raise KeyboardInterrupt
+            assert stopped.wait(60)
+            return super().run(image, spec)
+
+        def stop(self) -> None:
+            stopped.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make_trial(checks=(*PLAIN_CHECKS, "unprivileged")), Interrupted(write=lambda *_: None), tmp_path)
