@@ -28,11 +28,18 @@ from typing import Any, NamedTuple
 from .hardware import (
     ALL,
     CDI_FOLDERS,
+    FLOOR_GLIBC,
     MAKE_CDI,
+    PROBE_GLIBC,
     CdiDevices,
     SelectedGpu,
     cdi_names,
+    driver_libraries,
+    glibc_problem,
+    newer_base,
+    newest_need,
     outdated_cdi,
+    parse_glibc,
     read_cdi,
     read_driver,
 )
@@ -219,6 +226,15 @@ def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
     return ["--gpus", f'"device={uuids}"' if uuids else ALL]  # docker reads CSV
 
 
+def check_glibc(libraries: Sequence[str], probe: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise Stop if the driver's libraries need a newer glibc than the image, of which `probe` prints it."""
+    need = newest_need(libraries)
+    if need.version > FLOOR_GLIBC:
+        problem = glibc_problem(need, parse_glibc(capture(probe, environ).stdout))
+        if problem:
+            raise Stop(f"{problem}: use an image on {newer_base(need.version)}", EXIT_TOOL, "infrastructure")
+
+
 def docker_argv(
     kit: Kit, image: str, work: Path, name: str, visible: str, gpus: Sequence[str], program: str = "docker"
 ) -> list[str]:
@@ -366,6 +382,10 @@ class Docker:
     def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
         """Run the container with these GPUs, all for none. Raises Stop if it was not started."""
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
+        closed = ("--network", "none", "--cap-drop", "ALL", "--read-only", "--entrypoint", PROBE_GLIBC[0])
+        probe = (self.name, "run", "--rm", "--pull", "never", *closed, image, *PROBE_GLIBC[1:])
+        libraries = self.devices.libraries if self.devices.names else driver_libraries()
+        check_glibc(libraries, probe, self.environ)
         options = gpu_options(gpus, self.devices)
         argv = docker_argv(self.kit, image, work, name, visible, options, self.name)
         try:
@@ -507,6 +527,9 @@ class Apptainer:
         inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
         if visible:
             inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
+        closed = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none")
+        probe = (self.program, "--silent", "exec", *closed, image, *PROBE_GLIBC)
+        check_glibc(driver_libraries(), probe, self.environ)
         argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         return _check_started(ended, self.name, (255,), work)
