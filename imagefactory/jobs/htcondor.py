@@ -69,6 +69,7 @@ def _format_submit(spec: JobSpec) -> str:
         [
             f"request_cpus = {spec.cpus}",
             f"request_memory = {format_size(spec.requested_memory)}",
+            *_retry(spec),
             f"request_disk = {format_size(spec.requested_disk)}",
         ],
         [*site.lines(spec.time, **options), *(f"# {line}" for line in site.comments(**options))],
@@ -76,6 +77,12 @@ def _format_submit(spec: JobSpec) -> str:
         ["queue"],
     ]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
+
+
+def _retry(spec: JobSpec) -> list[str]:
+    """Return the line by which HTCondor 25 and newer restart a job that exceeded its memory, once."""
+    more = spec.requested_memory + spec.retry_memory
+    return [f"retry_request_memory = {format_size(more)}"] if spec.retry_memory else []
 
 
 def format_gpu_request(classes: Sequence[GpuClass], memory: int = 0, *, slices: bool = False) -> list[str]:

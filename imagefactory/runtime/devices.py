@@ -36,6 +36,7 @@ from imagefactory.runtime.hardware import (
     read_linker_cache,
 )
 
+_MODEL = re.compile(r"^Model:[ \t]*(\S.{0,99})$", re.MULTILINE)
 NODES = "class/kfd/kfd/topology/nodes"
 """The directory of the kernel's AMD devices, below /sys."""
 _GPU = re.compile(r"/nvidia[0-9]+$")
@@ -101,7 +102,8 @@ NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, o
 class GpuDevices:
     """NVIDIA devices and libraries by absolute path. `links` are (soname, file name) of the libraries.
 
-    `driver` is the kernel module's version (`550.90.07`), empty without one.
+    `driver` is the kernel module's version (`550.90.07`), empty without one. `models` are the names of the
+    GPUs (`NVIDIA A100-SXM4-80GB`), empty if unknown.
     """
 
     devices: tuple[str, ...]
@@ -109,6 +111,7 @@ class GpuDevices:
     links: tuple[tuple[str, str], ...]
     programs: tuple[str, ...]
     driver: str
+    models: tuple[str, ...] = ()
 
     @property
     def nvidia(self) -> bool:
@@ -183,6 +186,7 @@ def find_gpus(
             )
         ),
         driver=read_driver(str(proc)),
+        models=read_models(proc / "driver/nvidia/gpus"),
     )
 
 
@@ -202,6 +206,12 @@ def select_devices(gpus: GpuDevices, nodes: Collection[str]) -> GpuDevices:
     return replace(
         gpus, devices=tuple(path for path in gpus.devices if path in nodes or not _GPU.search(path))
     )
+
+
+def read_models(directory: Path) -> tuple[str, ...]:
+    """Return the names of the GPUs that the driver lists in /proc/driver/nvidia/gpus, sorted."""
+    texts = [path.read_text(errors="replace") for path in directory.glob("*/information")]
+    return tuple(sorted(match[1] for text in texts if (match := _MODEL.search(text))))
 
 
 def require_linker_cache() -> str:

@@ -44,6 +44,7 @@ PCI_ORDER = "PCI_BUS_ID"
 BUFFER = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE, the largest of the queried texts
 MIG_ENABLED = 1
 NOT_SUPPORTED = 3
+INSUFFICIENT_SIZE = 7
 VERSION_MISMATCH = 18  # NVML is from another driver than the kernel module
 
 
@@ -228,6 +229,27 @@ def _ask(nvml: Any, shared: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
     if not gpus:
         raise LostGpu(f"{UNUSABLE}{'; '.join(lost)}")
     return gpus, notes
+
+
+def busy_gpus(library: str) -> list[str]:
+    """Return the UUIDs of GPUs on which programs compute now, by NVML.
+
+    Without a buffer, NVML only counts the programs, in each version of this function. Raises NoGpu.
+    """
+    nvml, count, busy = ctypes.CDLL(library), ctypes.c_uint(), []
+    _call(nvml, "nvmlInit_v2")
+    try:
+        _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        for index in range(count.value):
+            device, programs = ctypes.c_void_p(), ctypes.c_uint()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+                continue  # a lost GPU
+            code = nvml.nvmlDeviceGetComputeRunningProcesses(device, ctypes.byref(programs), None)
+            if code == INSUFFICIENT_SIZE or programs.value:
+                busy.append(_text(nvml, "nvmlDeviceGetUUID", device))
+    finally:
+        nvml.nvmlShutdown()
+    return busy
 
 
 def _describe(nvml: Any, device: ctypes.c_void_p, shared: int) -> dict[str, Any]:

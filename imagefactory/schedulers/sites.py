@@ -83,7 +83,8 @@ class Site:
     documentation replaced +SingularityImage by container_image. `getenv` is the reason why `getenv = true` is
     rejected, empty if it is not. `batch` is the scheduler: HTCONDOR, SLURM or KUBERNETES; for the last two,
     only `kinds` applies. `own` are additions of the settings to every job: submit commands or sbatch options.
-    `container` starts the images of Slurm jobs.
+    `container` starts the images of Slurm jobs. `lowest` is the lowest compute capability of its GPUs, empty
+    if unknown.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Site:
     batch: str = HTCONDOR
     own: tuple[str, ...] = ()
     container: str = CONTAINERS[0]
+    lowest: str = ""
 
     def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
         """Return the lines of the site for a job of that length. Raises UsageError if it is too long.

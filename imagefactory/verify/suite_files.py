@@ -19,6 +19,8 @@ from imagefactory.suite import table
 SUITE_DIRECTORY = Path(suite.__file__).parent
 INSIDE = "/imagefactory"
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = f"{INSIDE}/suite", f"{INSIDE}/expect", f"{INSIDE}/report"
+EARLIER_SUITES = ("sha256:5193755e8678daeb0fd58e8b8aba0f9569fa1541ed41e67390a14aada1328a1b",)
+"""Suites that make the same checks of one GPU as this one, so their verdicts count too."""
 EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
 
 

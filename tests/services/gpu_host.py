@@ -42,6 +42,7 @@ class Told:
     lost: int = -1
     lost_in: int = 0
     lost_code: int = 15
+    busy: int = 0
 
 
 def make_host(folder: Path, told: Told | None = None) -> Places:
@@ -84,6 +85,7 @@ def compile_nvml(told: Told) -> bytes:
         "INIT": told.init,
         "SHARED": int(not told.memory),
         "LOST": told.lost,
+        "BUSY": told.busy,
     }
     defines = [f'-DTELL_{name}="{text}"' for name, text in texts.items()]
     defines += [f"-DTELL_{name}={number}" for name, number in numbers.items()]

@@ -22,7 +22,7 @@ NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT = "no-kernel", "wrong-numbers", "
 INFRASTRUCTURE = "infrastructure"
 OUTCOMES = (NO_GPU, WRONG_GPU, DRIVER_TOO_OLD, NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT, INFRASTRUCTURE)
 
-QUICK, FULL, SEVERAL = "quick", "full", "several"
+QUICK, FULL, SEVERAL, NODE = "quick", "full", "several", "node"
 
 # Part -> its checks, both in the order in which they run.
 PARTS = {
@@ -72,9 +72,10 @@ LEVELS = {
     QUICK: ("driver", "native", "ptx", "numbers", "jit"),
     FULL: ("driver", "native", "ptx", "numbers", "jit", "portability", "profile"),
     SEVERAL: ("driver", "several"),
+    NODE: ("driver", "numbers"),
 }
 # Seconds after which a part is ended, by level: several times those of a slow start, to end a hang.
-SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0}
+SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0, NODE: 40.0}
 
 CHECKS = tuple(check for checks in PARTS.values() for check in checks)
 

@@ -721,3 +721,17 @@ def test_an_image_that_the_catalog_has_no_more_was_revoked() -> None:
         text = f"{RUNS}universe = container\ncontainer_image = {name}\nqueue\n"
         assert ("revoked", 4) in found(check(text, offered=offered))
         assert ("unknown-image", 4) in found(check(text, offered=offer(verdict("8.0"))))
+
+
+@pytest.mark.parametrize(
+    ("most", "site", "rules"),
+    [
+        ("7.0", "chtc", {"no-match"}),
+        ("8.0", "chtc", set()),
+        ("7.0", "ospool", set()),
+        ("$(x)", "chtc", set()),
+    ],
+)
+def test_a_job_for_gpus_that_are_older_than_those_of_the_site(most: str, site: str, rules: set[str]) -> None:
+    checked = check(f"{RUNS}gpus_maximum_capability = {most}\n{CHTC}queue", site=site, inventory=None)
+    assert {rule for rule, _ in found(checked)} & {"no-match"} == rules
