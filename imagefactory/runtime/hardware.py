@@ -434,11 +434,9 @@ MAKE_CDI = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 LARGEST_SPEC = 1 << 22
 _NUMBER = re.compile("[0-9]{1,4}")
 # In JSON and YAML. Hooks have `hookName`.
-_KIND = re.compile(r"""(?<![A-Za-z])kind["']?[ ]*:[ ]*["']?nvidia\.com/gpu["'\s,}]""")
+_KIND = re.compile(r"""(?<![A-Za-z])kind["']?\x20*:\x20*["']?nvidia\.com/gpu["'\s,}]""")
 _NAME = re.compile(r"""(?<![A-Za-z])name["']?[ ]*:[ ]*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""")
-_LIBRARY = re.compile(
-    r"""(?<![A-Za-z])hostPath["']?[ ]*:[ ]*["']?(/[^\s"',}]*/lib(?:cuda|nvidia-)[^\s"',}/]*)"""
-)
+_HOST_PATH = re.compile(r"""(?<![A-Za-z])hostPath["']?\x20*:\x20*["']?(/[^\s"',}]+)""")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9]+\.[0-9]+(?:\.[0-9]+)?)")
 
 
@@ -524,7 +522,9 @@ def read_cdi(folders: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
             if _KIND.search(text):
                 names.update(_NAME.findall(text))
                 drivers.update(_DRIVER.findall(text))
-                libraries.update(_LIBRARY.findall(text))
+                libraries.update(
+                    path for path in _HOST_PATH.findall(text) if Path(path).name.startswith(_LOADED)
+                )
     return CdiDevices(sorted(names), sorted(drivers), sorted(libraries))
 
 

@@ -60,6 +60,7 @@ from imagefactory.verify.outcome import (
     InvalidReportError,
     RawResult,
     clean,
+    from_image,
     outcome_of,
     parse_suite_report,
 )
@@ -541,7 +542,10 @@ def disagreement(gpu: PoolGpu, run: SuiteRun, suite: GpuSuiteReport) -> str:
         return f"the suite says {device.uuid} has capability {device.capability}, the startd {gpu.capability}"
     if gpu.name and _plain_name(gpu.name) != _plain_name(device.name):
         return f"the suite calls {device.uuid} '{device.name}', the startd '{gpu.name}'"
-    if gpu.cuda and suite.cuda and _version(gpu.cuda) != _version(suite.cuda):
+    driver = gpu.driver or (run.hardware.driver if run.hardware else "")
+    # The image's libcuda for older drivers takes newer CUDA than the driver.
+    newer = from_image(suite.libcuda, driver) and _version(gpu.cuda) < _version(suite.cuda)
+    if gpu.cuda and suite.cuda and not newer and _version(gpu.cuda) != _version(suite.cuda):
         return f"the suite's driver takes CUDA {suite.cuda}, the startd's {gpu.cuda}"
     if run.hardware is None:
         return ""
