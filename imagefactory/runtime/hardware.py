@@ -512,7 +512,9 @@ class CdiDevices(NamedTuple):
 
 def read_cdi(folders: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
     """Return the NVIDIA GPUs that the specifications in these directories describe."""
-    names, drivers, libraries = set(), set(), set()
+    names: set[str] = set()
+    drivers: set[str] = set()
+    libraries: set[str] = set()
     for path in sorted(path for folder in folders for path in Path(folder).glob("*")):
         if path.suffix in (".json", ".yaml", ".yml") and path.is_file():
             try:
