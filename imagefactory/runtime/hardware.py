@@ -694,9 +694,9 @@ def glibc_problem(need: GlibcNeed, version: tuple[int, ...]) -> str:
     """Return the problem of an image with glibc `version`, "" for none or (0,), an unknown version."""
     if version == (0,) or need.version <= version:
         return ""
-    wanted, there = (".".join(map(str, numbers)) for numbers in (need.version, version))
+    needed, present = (".".join(map(str, numbers)) for numbers in (need.version, version))
     return (
-        f"{Path(need.library).name} of this machine's driver needs glibc {wanted} and the image has {there}, "
+        f"{Path(need.library).name} of this machine's driver needs glibc {needed} and the image has {present}, "
         "so programs in it cannot use the GPU"
     )
 
