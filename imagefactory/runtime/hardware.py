@@ -432,7 +432,7 @@ MAKE_CDI = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 LARGEST_SPEC = 1 << 22
 _NUMBER = re.compile("[0-9]{1,4}")
 # In JSON and YAML. Hooks have `hookName`.
-_KIND = re.compile(r"""(?<![A-Za-z])kind["']?[ ]*:[ ]*["']?nvidia\.com/gpu["'\s,}]""")
+_KIND = re.compile(r"""(?<![A-Za-z])kind["']?\x20*:\x20*["']?nvidia\.com/gpu["'\s,}]""")
 _NAME = re.compile(r"""(?<![A-Za-z])name["']?[ ]*:[ ]*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9]+\.[0-9]+(?:\.[0-9]+)?)")
 
