@@ -696,8 +696,8 @@ def glibc_problem(need: GlibcNeed, version: tuple[int, ...]) -> str:
         return ""
     needed, present = (".".join(map(str, numbers)) for numbers in (need.version, version))
     return (
-        f"{Path(need.library).name} of this machine's driver needs glibc {needed} and the image has {present}, "
-        "so programs in it cannot use the GPU"
+        f"{Path(need.library).name} of this machine's driver needs glibc {needed} and the image has "
+        f"{present}, so programs in it cannot use the GPU"
     )
 
 
