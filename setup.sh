@@ -52,6 +52,29 @@ if [ "${1:-}" = --tests ]; then
     tests/services/install_condor
 fi
 
+# Prints a setting of pip, or fails without it.
+pip_setting() {
+    for place in :env: install global; do
+        printf '%s\n' "$pip_settings" | sed -n "s/^$place\.$1='\(.*\)'\$/\1/p" | sed 's/\\n/ /g' | grep . && return
+    done
+    return 1
+}
+
+# uv does not read pip's settings, which say where this machine gets packages. Hashes decide which files count, so
+# that indexes need no order.
+pip_settings_for_uv() {
+    pip_settings=$(.venv/bin/python -m pip config list)
+    export UV_INDEX_STRATEGY=unsafe-best-match
+    if value=$(pip_setting index-url); then export UV_DEFAULT_INDEX="$value"; fi
+    if value=$(pip_setting extra-index-url); then export UV_INDEX="$value"; fi
+    if value=$(pip_setting find-links); then UV_FIND_LINKS=$(echo "$value" | tr ' ' ,); export UV_FIND_LINKS; fi
+    if value=$(pip_setting trusted-host); then export UV_INSECURE_HOST="$value"; fi
+    if value=$(pip_setting cert); then export SSL_CERT_FILE="$value"; fi
+    if value=$(pip_setting proxy); then export HTTP_PROXY="$value" HTTPS_PROXY="$value"; fi
+    if value=$(pip_setting client-cert); then export SSL_CLIENT_CERT="$value"; fi
+    if value=$(pip_setting no-index); then export UV_NO_INDEX="$value"; fi
+}
+
 # The machine's own Python, not one that happens to be first on PATH.
 python=/usr/bin/python3
 stamp=.venv/installed-from
@@ -59,10 +82,13 @@ wanted="$(cat "$requirements" pyproject.toml setup.sh | sha256sum) $requirements
 if [ ! -x .venv/bin/imagefactory ] || [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "setup: installing Python packages of $requirements into .venv" >&2
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
-        --only-binary :all: -r "$requirements" >&2
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-        --editable . >&2
+    # pip brings uv, by its hash, and uv the rest: it fetches, unpacks and compiles on all cores.
+    sed -n '/^uv==/,/[^\\]$/p' "$requirements" | .venv/bin/python -m pip install --quiet \
+        --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -r /dev/stdin >&2
+    pip_settings_for_uv
+    .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --require-hashes --only-binary :all: \
+        --compile-bytecode -r "$requirements" >&2
+    .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable . >&2
     .venv/bin/imagefactory --version >&2
     printf '%s\n' "$wanted" >"$stamp"
 fi

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -264,3 +264,49 @@ def format_picture(table: str, readings: Readings, days: Sequence[str]) -> str:
     told = "Right of 1x: faster or smaller than what stands beside the case. The mark is the goal."
     foot = f'<text class="d" x="16" y="{height - 12}">{told}</text>'
     return head + "\n".join([*parts, foot]) + "\n</svg>\n"
+
+
+CURVES = (("good", ""), ("bad", "6 3"), ("plain", "2 3"), ("goal", ""))
+
+
+def format_curves(title: str, about: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """An SVG: a line for each name over its (size, seconds), both axes logarithmic."""
+    sizes = sorted({size for points in curves.values() for size, _ in points})
+    seconds = [number for points in curves.values() for _, number in points]
+    low, high = math.floor(math.log10(min(seconds))), math.ceil(math.log10(max(seconds)))
+    left, width, height, bottom = 70, 420, 240, 300
+    span = max(math.log10(sizes[-1] / sizes[0]), 1)
+
+    def x(size: int) -> float:
+        return round(left + math.log10(size / sizes[0]) / span * width, 1)
+
+    def y(number: float) -> float:
+        return round(bottom - (math.log10(number) - low) / max(high - low, 1) * height, 1)
+
+    parts = [
+        f'<text class="b" x="16" y="24">{escape(title)}</text>',
+        f'<text class="d" x="16" y="42">{escape(about)}</text>',
+    ]
+    for power in range(low, high + 1):
+        row = y(10**power)
+        parts.append(f'<line class="g" x1="{left}" x2="{left + width}" y1="{row}" y2="{row}"/>')
+        parts.append(f'<text class="d" x="{left - 8}" y="{row + 4}" text-anchor="end">{10**power:g} s</text>')
+    for size in sizes:
+        parts.append(f'<text class="d" x="{x(size)}" y="{bottom + 20}" text-anchor="middle">{size:,}</text>')
+    for number, (name, points) in enumerate(curves.items()):
+        kind, dashes = CURVES[number % len(CURVES)]
+        path = " ".join(f"{x(size)},{y(value)}" for size, value in points)
+        parts.append(f'<polyline class="{kind} curve" stroke-dasharray="{dashes}" points="{path}"/>')
+        end, value = points[-1]
+        label = f"{escape(name)} {value:.2f} s"
+        parts.append(f'<text class="d" x="{x(end) + 10}" y="{y(value) + 4}">{label}</text>')
+    whole = f"{left + width + 180} {bottom + 40}"
+    curve = (
+        ".curve{fill:none;stroke-width:2.5}.good{stroke:#0b6e4f}.bad{stroke:#b42318}.plain{stroke:#525d68}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole}" width="{left + width + 180}" '
+        f'height="{bottom + 40}" role="img" aria-label="{escape(title)}">\n<title>{escape(title)}</title>\n'
+        f"<style>\n{STYLE}\n{curve}\n</style>\n"
+        f'<rect class="bg" width="{left + width + 180}" height="{bottom + 40}" rx="8"/>\n'
+    ) + "\n".join([*parts, "</svg>\n"])

@@ -69,7 +69,7 @@ from imagefactory.lock.pypi.question import WheelRequest
 from imagefactory.lock.pypi.requirements import fitting_set
 from imagefactory.lock.pypi.series import wheel_tags
 from imagefactory.matrix.compat import CompatGpu, cell, exact_releases, serves
-from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel, Target
+from imagefactory.model import Lock, LockedCondaPackage, LockedPackage, LockedWheel, ReleaseCutoff, Target
 from imagefactory.oci.graph import (
     StoreRepository,
     choose_platform,
@@ -422,6 +422,7 @@ _RELEASES_SHOWN = 12
 _COMPILER_PACKAGES = re.compile(
     r"triton|numba-cuda|cuda-(?:bindings|core|python)|nvidia-(?:cuda-)?(?:nvrtc|nvcc|nvvm)(?:-cu[0-9]+)?"
 )
+_OF_ITS_TIME = 60  # days: a framework's next release comes later
 _RUNTIME_PACKAGES = re.compile(r"(?:nvidia|cuda)-.*")
 _WITHDRAWN = re.compile(
     r"there (?:is|are) no versions? of ([A-Za-z0-9._-]+)"
@@ -437,7 +438,8 @@ class PackageSolution:
     """The wheels that uv pins for a package on `python`, its own first. `absent` have no wheel.
 
     `replaceable` are frameworks of which the package also accepts older releases. `extra` is its extra that
-    requires a framework, if nothing in the solution is one. `oldest` and `newest` are its releases.
+    requires a framework, if nothing in the solution is one. `oldest` and `newest` are its releases. `until`
+    is the day of the newest release that was allowed, empty for any.
     """
 
     python: str
@@ -448,6 +450,7 @@ class PackageSolution:
     extra: str
     oldest: str
     newest: str
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -619,6 +622,12 @@ def _solve_package(
         ]
         request, urls = _first_solution(locker, requests)
         replaceable = _replaceable(locker, request, [wheel for wheel in urls if wheel.name != name])
+        until = None
+        if replaceable and not any(file.filename.endswith("-any.whl") for file in of_version):
+            earlier = _of_its_time(locker, request, of_version)
+            if earlier:
+                request, urls, until = earlier
+                replaceable = ()
         extra = "" if requirement.extras else _gpu_extra(locker, request, list(urls))
     own = [wheel for wheel in urls if wheel.name == name]
     wheels = (*own, *(wheel for wheel in urls if wheel.name != name))
@@ -631,8 +640,31 @@ def _solve_package(
         extra=extra,
         oldest=str(min(listed)),
         newest=str(max(listed)),
+        until=f"{until:%Y-%m-%d}" if until else "",
     )
     return solution, urls
+
+
+def _of_its_time(
+    locker: UvLocker, request: WheelRequest, files: Sequence[IndexFile]
+) -> tuple[WheelRequest, dict[LockedWheel, str], datetime] | None:
+    """Return the solution with releases until shortly after a compiled package, and the last day.
+
+    A library that is linked to a framework works with the releases that it was built for, and few packages
+    say which. None if the package is new, the index has no times, or there is no such solution. Raises
+    UnreachableError.
+    """
+    uploads = [time for file in files if (time := file.upload_time)]
+    until = min(uploads).replace(microsecond=0) + timedelta(days=_OF_ITS_TIME) if uploads else None
+    if until is None or until > datetime.now(UTC):
+        return None
+    dated = replace(request, lock=replace(request.lock, cutoff=ReleaseCutoff(time=until)))
+    try:
+        return dated, locker.located(dated), until
+    except UnreachableError:
+        raise
+    except LockError:
+        return None
 
 
 def _gpu_extra(locker: UvLocker, request: WheelRequest, wheels: Sequence[LockedWheel]) -> str:
@@ -918,9 +950,10 @@ def _join_package(
         if solution.absent
         else ""
     )
+    dated = f" with releases until {solution.until}" if solution.until else ""
     how = (
         f"the package index, solved on {solution.solved:%Y-%m-%d} for Python {solution.python} "
-        f"on {platform}; {len(parts)} of {len(solution.wheels)} wheels have relevant GPU code{absent}"
+        f"on {platform}{dated}; {len(parts)} of {len(solution.wheels)} wheels have relevant GPU code{absent}"
     )
     return InspectResult(
         contents=contents,

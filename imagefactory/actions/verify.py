@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from imagefactory.access import Access, open_registry, registry_place, repository_of
 from imagefactory.actions.images import make_runner, scratch_directory
@@ -23,10 +24,12 @@ from imagefactory.actions.resolve import ResolvedImage, check_name, resolve_imag
 from imagefactory.actions.verdicts import (
     SignedReport,
     attach_signed,
+    find_in,
     nonce_store,
     place_of,
     places_of,
     read_signed,
+    read_verification_policy,
     sign_report,
     signing_key,
     subject_name,
@@ -35,7 +38,7 @@ from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import explain_full_disk, replace_text
 from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import rocm_of
-from imagefactory.model import Outcome, Target
+from imagefactory.model import CheckState, Outcome, Target
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.sif import stored_sifs
 from imagefactory.oci.store import ImageReference, parse_reference
@@ -44,9 +47,12 @@ from imagefactory.project import Project
 from imagefactory.runtime.emulator import check_not_emulated
 from imagefactory.runtime.hardware import SelectedGpu
 from imagefactory.runtime.protocol import Runner
+from imagefactory.serialize import format_time
 from imagefactory.settings.choices import ENGINES
+from imagefactory.suite.gpu import table
 from imagefactory.suite.gpu.context import Predicted
 from imagefactory.trust.envelope import parse_envelope
+from imagefactory.trust.judgement import expires
 from imagefactory.trust.policy import read_trust
 from imagefactory.trust.verdict import (
     PASSES,
@@ -72,6 +78,7 @@ from imagefactory.verify.gpu_run import (
     unusable_gpus_note,
     verify_gpu,
 )
+from imagefactory.verify.kit.program import BOUND, ERROR, FORMAT, RATE
 from imagefactory.verify.kits import KitReport, KitRequest, collect_kit, make_kit, read_nonce
 from imagefactory.verify.nonces import (
     NONCE_BYTES,
@@ -81,8 +88,17 @@ from imagefactory.verify.nonces import (
     check_open,
     format_nonce,
 )
-from imagefactory.verify.report import FULL, Evidence, GpuReport, Hardware, VerifiedImage, format_gpu_report
+from imagefactory.verify.report import (
+    FULL,
+    NODE,
+    Evidence,
+    GpuReport,
+    Hardware,
+    VerifiedImage,
+    format_gpu_report,
+)
 from imagefactory.verify.suite_files import digest_of, suite_argv, suite_digest
+from imagefactory.versions import natural
 
 _LOCAL_EVIDENCE = LocalEvidence()
 
@@ -307,13 +323,17 @@ class KitDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KitFiles:
-    """A kit: its nonce, its image, a reference to pull the image, and the time limit for its result."""
+    """A kit: its nonce, its image, a reference to pull the image, and the time limit for its result.
+
+    `gpus` are the names of the GPUs that a kit for a node knows, and until when.
+    """
 
     subject: VerifiedImage
     reference: str
     nonce: str
     nonce_dir: Path
     expires: datetime
+    gpus: tuple[tuple[str, str], ...] = ()
 
 
 def write_kit(
@@ -333,8 +353,11 @@ def write_kit(
             hint="run imagefactory verify on the machine itself",
         )
     check_level(definition, options.level)
-    with project.layout.in_use(progress):
-        predicted = _predicted(project, image.made, None, progress)
+    signed = signed_numbers(project, image, utc_now()) if options.level == NODE else None
+    predicted: dict[str, Predicted] = {}
+    if signed is None:  # the level `node` has no coverage checks
+        with project.layout.in_use(progress):
+            predicted = _predicted(project, image.made, None, progress)
     request = GpuRequest(
         nonce=format_nonce(os.urandom(NONCE_BYTES)),
         level=options.level,
@@ -355,16 +378,72 @@ def write_kit(
             for row in stored_sifs(project.layout, image.subject.manifest)
             if isinstance(row.artifact, SifArtifact)
         ),
+        signed=signed,
     )
     nonces = nonce_store(project, destination.nonce_dir)
     issued = make_kit(destination.folder, kit, nonces, utc_now())
+    gpus = tuple((name, row["expires"]) for name, row in signed["gpus"].items()) if signed else ()
     return KitFiles(
         subject=image.subject,
         reference=kit.reference,
         nonce=request.nonce,
         nonce_dir=nonces.folder,
-        expires=issued.expires,
+        expires=max(datetime.fromisoformat(end) for _, end in gpus) if gpus else issued.expires,
+        gpus=gpus,
     )
+
+
+def signed_numbers(project: Project, image: ResolvedImage, now: datetime) -> dict[str, Any]:
+    """Return signed.json of a kit for a node: the numbers of the image's valid verdicts, by GPU.
+
+    Raises CheckFailedError if no verdict counts.
+    """
+    policy = read_verification_policy(project, now)
+    verdicts = {
+        judged.name: judged.verdict
+        for repo, subject in places_of(project, image.subject, image.where)
+        for judged in find_in(project, repo, subject, policy).judged
+        if judged.proves and judged.verdict
+    }
+    if not verdicts:
+        name = image.definition.target.name
+        raise CheckFailedError(
+            "not-verified",
+            f"{name} is not verified on any GPU, so a node cannot be compared with it",
+            hint=f"verify it on a GPU that works: imagefactory verify {name}",
+        )
+    ends = {name: expires(verdict, policy.trust) for name, verdict in verdicts.items()}
+    reports = [(verdict.report, ends[name]) for name, verdict in verdicts.items()]
+    return format_signed_numbers(reports, image.definition.target.waive)
+
+
+def format_signed_numbers(
+    reports: Iterable[tuple[GpuReport, datetime]], waive: Sequence[str]
+) -> dict[str, Any]:
+    """Return signed.json from verified reports and their expiry. Pure. kit/program.py describes it.
+
+    The checks in `waive` need not run.
+    """
+    gpus: dict[str, dict[str, Any]] = {}
+    for report, end in reports:
+        assert report.device is not None
+        assert report.hardware is not None
+        new = {"expires": format_time(end), "driver": report.hardware.driver, "checks": {}}
+        row = gpus.setdefault(report.device.name, new)
+        row["expires"] = max(row["expires"], new["expires"])
+        row["driver"] = min(row["driver"], new["driver"], key=natural)
+        for check in report.checks:
+            if check.state is not CheckState.PASSED:
+                continue
+            numbers, known = dict(check.numbers), row["checks"].setdefault(check.name, {})
+            for name, value in numbers.items():
+                bound = numbers.get(f"{name.removesuffix(ERROR)}{BOUND}", 0.0)
+                if name.endswith(RATE):
+                    known[name] = min(value, known.get(name, value))
+                elif name.endswith(ERROR) and bound:
+                    known[name] = max(value / bound, known.get(name, 0.0))
+    checks = [name for name in table.checks_of(NODE) if name not in waive]
+    return {"format": FORMAT, "checks": checks, "alone": list(table.PARTS["driver"]), "gpus": gpus}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,12 +307,14 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
         parse_size(text) if text else 0 for text in (options.memory, options.disk, options.gpu_memory)
     )
     _check_programs(options)
-    gpus, cpus = options.gpus, options.cpus
+    gpus, cpus, retry_memory = options.gpus, options.cpus, 0
     time = parse_time(options.time) if options.time else None
     if options.resources:
         advice, source = _advice(options.resources), click.get_current_context().get_parameter_source
         if site.batch != SLURM:  # Slurm cannot select GPUs by memory
             gpu_memory = gpu_memory or advice.gpu_memory or 0
+        if site.batch == HTCONDOR and not memory:
+            retry_memory = advice.retry_memory
         time = time or advice.time
         gpus = advice.gpus if source("gpus") is click.core.ParameterSource.DEFAULT else gpus
         cpus = advice.cpus if source("cpus") is click.core.ParameterSource.DEFAULT else cpus
@@ -343,6 +345,7 @@ def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> Job
         memory=memory,
         disk=disk,
         gpu_memory=gpu_memory,
+        retry_memory=retry_memory,
         mig=options.allow_mig,
         time=time,
         columns=columns,

@@ -24,7 +24,7 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
-from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
+from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS, NODE
 
 if TYPE_CHECKING:
     from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
@@ -85,10 +85,11 @@ class VerifyKitDocument(TypedDict):
 @click.option(
     "--suite",
     "level",
-    type=click.Choice(LEVELS),
+    type=click.Choice((*LEVELS, NODE)),
     default=FULL,
     show_default=True,
-    help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images.",
+    help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images. node is for "
+    "--kit: the kit checks a machine by the image's verdicts, in a minute.",
 )
 @runner_option
 @gpus_option
@@ -171,6 +172,11 @@ def verify(
         kit and (promote or output or runner or gpus),
         "--kit excludes --promote, --output, --runner and --gpus: a kit runs elsewhere",
         "run python3 DIR/run.py --runner ... there, then imagefactory sweep collect DIR --promote here",
+    )
+    reject_conflict(
+        level == NODE and (not kit or nonce_dir or capability),
+        f"--suite {NODE} requires --kit, and excludes --nonce-dir and --capability",
+        f"run imagefactory verify TARGET --suite {NODE} --kit DIR, then DIR/run.py on the node",
     )
     options = VerifyOptions(
         level=level,
@@ -283,6 +289,12 @@ def _print_kit(written: KitFiles, order: KitDestination, *, as_json: bool) -> No
                 expires=written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
             )
         )
+    if written.gpus:
+        gpus = "".join(f"\n  {name}, until {end[:10]}" for name, end in sorted(written.gpus))
+        print_result(
+            f"wrote {order.folder}, which compares a machine with {written.subject.manifest} on{gpus}"
+        )
+        return print_next_command(f"{order.folder}/run.py", program="python3")
     source = f"pulls {written.reference}" if written.reference else "add --image: no registry has it"
     print_result(
         f"wrote {order.folder}, valid until {written.expires:%Y-%m-%d}, for {written.subject.manifest}\n"

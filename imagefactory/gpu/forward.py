@@ -10,18 +10,25 @@ import json
 import mmap
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 FORWARD_DIRECTORY = "/usr/local/cuda/compat"
 """The only directory of an image in which NVIDIA's hook looks for a libcuda."""
 FORWARD_LIBRARY = re.compile(r"libcuda\.so\.([0-9]{3,4}(?:\.[0-9]{1,5}){1,2})")
 NOTE_LIMIT = 4096  # bytes of an ELF note
+HEAD = 1 << 20  # bytes at the start of a library that have its note, which is loaded before the code
+LOOK = f"""cd {FORWARD_DIRECTORY} 2>/dev/null || exit 0
+for file in libcuda.so.*.*; do [ -f "$file" ] && [ ! -L "$file" ] && echo "$file" && only=$file; done
+echo; head -c {HEAD} "${{only:-/dev/null}}\""""
+"""A shell script for `read_look`. It runs in a container whose runtime has no hook of NVIDIA's."""
+LOOK_SECONDS = 60.0
+FIRST = 'export LD_LIBRARY_PATH="$0${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; exec "$@"'
+"""A shell script that runs a command with the directory $0 first in the library path."""
 _NOTE = re.compile(rb"NVIDIA Corporation\0{1,4}(\{[^{}\0]{1,2000}\})")
 _CONSUMER = re.compile(r"\b(?:GeForce|GTX|TITAN|RTX [2-9]0[5-9]0)\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class ForwardNote:
+class ForwardNote(NamedTuple):
     """The note `.note.cuda.fwd_compatibility` of a libcuda: its CUDA version, and the driver branches that it
     serves, none for a Jetson.
     """
@@ -72,3 +79,20 @@ def chooses_forward(version: str, note: ForwardNote | None, driver: str, gpus: S
     that are known, and may be empty.
     """
     return serves_driver(version, note, driver) and not any(map(is_consumer, gpus))
+
+
+def forward_directory(names: Sequence[str], head: bytes, driver: str, gpus: Sequence[str]) -> str:
+    """Return FORWARD_DIRECTORY if its libcuda must come first in the library path, else an empty text.
+
+    `names` are its regular files, of which exactly one must be a libcuda, and `head` the first bytes of that.
+    """
+    versions = [match[1] for match in map(FORWARD_LIBRARY.fullmatch, names) if match]
+    if len(versions) != 1 or not chooses_forward(versions[0], parse_forward_note(head), driver, gpus):
+        return ""
+    return FORWARD_DIRECTORY
+
+
+def read_look(output: bytes, driver: str, gpus: Sequence[str]) -> str:
+    """Return `forward_directory` for the output of LOOK."""
+    names, _, head = output.partition(b"\n\n")
+    return forward_directory(names.decode("ascii", "replace").splitlines(), head, driver, gpus)

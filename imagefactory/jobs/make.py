@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,14 +17,23 @@ from pathlib import Path
 from imagefactory.build.definition import PREFIX
 from imagefactory.errors import CheckFailedError, UsageError, os_problem
 from imagefactory.fs import replace_all
+from imagefactory.gpu.capability import parse_capability
 from imagefactory.gpu.values import rocm_of
 from imagefactory.jobs.htcondor import write_htcondor
 from imagefactory.jobs.kubernetes import FILES_MOST, write_kubernetes
-from imagefactory.jobs.offer import ImageEvidence, ImageForm, choose_form, expected_grounds, forms_of
+from imagefactory.jobs.offer import (
+    GpuClass,
+    ImageEvidence,
+    ImageForm,
+    choose_form,
+    expected_grounds,
+    forms_of,
+)
 from imagefactory.jobs.slurm import write_slurm
 from imagefactory.jobs.spec import JobParameters, JobSpec, run_directory
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import Site
 from imagefactory.settings.choices import KUBERNETES, SLURM
 from imagefactory.suite import table
 from imagefactory.trust.catalog import CENTER_HINT, ImageOffer
@@ -55,11 +64,11 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
         request.kind,
         default_form=image.target if request.own else "",
     )
-    if rocm_of(image.cuda) and request.site.batch != KUBERNETES:
+    if rocm_of(image.cuda) and request.site.batch == SLURM:
         raise UsageError(
             "amd-not-supported",
-            f"{image.target} is for AMD GPUs, but HTCondor does not show the processor of an AMD GPU",
-            hint="write the submit file yourself, and list the machines in its requirements",
+            f"{image.target} is for AMD GPUs, but scripts for Slurm check only NVIDIA GPUs",
+            hint="write the script yourself: apptainer exec --rocm",
         )
     classes, excluded = form.grounds.classes, form.grounds.refused
     if image.gpu:
@@ -70,6 +79,7 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
             classes = tuple(gpu_class for gpu_class in expected.classes if gpu_class.verified)
         if not classes:
             raise _not_verified(offer, form, expected, trust, request)
+        _check_site(classes, request.site)
     else:
         request = _without_gpus(request, image.target)
     if not request.executable:
@@ -88,6 +98,19 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
         multi_gpu=multi_gpu_capabilities(offer.judged, request.gpus),
         fetch=form.fetch or fetch,
         date=now,
+    )
+
+
+def _check_site(classes: Sequence[GpuClass], site: Site) -> None:
+    """Raise CheckFailedError if all GPUs on which a job may run are older than those of the site."""
+    least = parse_capability(site.lowest) if site.lowest else None
+    if least is None or any(row.capability.processor or row.capability >= least for row in classes):
+        return
+    names = ", ".join(str(row.capability) for row in classes)
+    raise CheckFailedError(
+        "no-matching-gpu",
+        f"{site.title} has no GPU below {least}, and this job may only run on {names}",
+        hint="choose another image: imagefactory search",
     )
 
 

@@ -134,7 +134,8 @@ class ResourceAdvice:
 
     `gpu_memory` is in bytes, None if the run needed more than the GPU has. `workers` is the number of loader
     workers with which the program never waits, None without a loader. `cpus` are the cores for the program
-    and these workers. `time` is None if the program did not end normally.
+    and these workers. `time` is None if the program did not end normally. `retry_memory` is the RAM in bytes
+    to request in addition, if a job needed more than was requested for its libraries.
     """
 
     time: timedelta | None
@@ -142,6 +143,7 @@ class ResourceAdvice:
     gpu_memory: int | None
     workers: int | None
     cpus: int
+    retry_memory: int
 
 
 def advise(run: EmulatedRun) -> ResourceAdvice:
@@ -159,6 +161,8 @@ def advise(run: EmulatedRun) -> ResourceAdvice:
         gpu_memory=None if memory.exceeded else gpu_memory,
         workers=workers,
         cpus=cpus * gpus,
+        # Each process may prepare all tensors of its GPU in RAM, as torch.load does with a checkpoint.
+        retry_memory=math.ceil(gpus * memory.peak * MARGIN / GB) * GB,
     )
 
 

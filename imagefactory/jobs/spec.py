@@ -63,7 +63,8 @@ class JobParameters:
     `name` is the base name of the files, and `directory` their directory, empty for this one. `executable`
     is transferred unless it is `in_image`. In `arguments`, `$(Process)`, `$(Cluster)` and columns of a sweep
     such as `$(lr)` are replaced. `outputs` are returned, all new files if it is empty. Each GPU has at least
-    `gpu_memory` bytes; `mig` accepts MIG slices. A job without `gpus` runs on CPUs. A sweep has `columns`,
+    `gpu_memory` bytes; `mig` accepts MIG slices. With `retry_memory`, a job of HTCondor that exceeded its
+    memory starts again with so many bytes more. A job without `gpus` runs on CPUs. A sweep has `columns`,
     the first of which is `run`, and `rows` without the run number. With `checkpoint`, a job that exits with
     CHECKPOINTED is started again. `gather` is a program that runs once after all runs of a sweep.
 
@@ -90,6 +91,7 @@ class JobParameters:
     memory: int = 0
     disk: int = 0
     gpu_memory: int = 0
+    retry_memory: int = 0
     mig: bool = False
     time: timedelta | None = None
     columns: tuple[str, ...] = ()
@@ -171,6 +173,7 @@ def gather_job(spec: JobSpec) -> JobSpec:
         gpus=0,
         cpus=1,
         gpu_memory=0,
+        retry_memory=0,
         mig=False,
         time=None,
         columns=(),

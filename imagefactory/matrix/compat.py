@@ -40,6 +40,9 @@ OLDEST = Capability(5, 0)
 """The first column of a table. No framework in the tables is built for older GPUs."""
 RUNS = (Compatibility.YES, Compatibility.PTX)
 """The answers for code that runs completely."""
+_PADDLE = re.compile(
+    r"\.post(1[0-2][0-9])$"
+)  # PaddlePaddle before 3.0 has no "+cu": 2.2.2.post112 is for 11.2
 _RELEASE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9]+(?:\.[0-9]+)*(?:\.post[0-9]+)?)"
     r"(?:\+(?:cu([0-9]{2,3})|(rocm[0-9.]+)))?"
@@ -186,6 +189,8 @@ def exact_releases(text: str, cuda: str = "") -> tuple[CoverCandidate, ...]:
             "release-invalid", f"'{text[:60]}' has no version", hint="write torch==2.6, or torch==2.6.0+cu124"
         )
     name, written, local = canonicalize_name(match[1]), match[2], match[3] or ""
+    if name == "paddlepaddle-gpu" and (post := _PADDLE.search(written)):
+        local = local or post[1]
     local_cuda = f"{local[:-1]}.{local[-1]}" if local else match[4] or ""
     if cuda and local_cuda and cuda != local_cuda:
         raise UsageError(

@@ -37,10 +37,11 @@ from dataclasses import dataclass
 
 from imagefactory.errors import ImagefactoryError, ToolError, UsageError
 from imagefactory.fs import temporary_directory
+from imagefactory.gpu.forward import FIRST, LOOK, LOOK_SECONDS, read_look
 from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
-from imagefactory.runtime.devices import GpuDevices, find_gpus
+from imagefactory.runtime.devices import GpuDevices, check_glibc, find_gpus
 from imagefactory.runtime.protocol import (
     GRACE_SECONDS,
     RunnerSupport,
@@ -54,16 +55,22 @@ from imagefactory.runtime.sandbox.terminals import END_NOW, descendants
 from imagefactory.runtime.unshare import SANDBOX, unrecorded_bytes
 
 EnsureSif = Callable[[Image], SifArtifact]
+HOMES = ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")
+NO_NETWORK = ("--net", "--network", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerIdentity:
-    """The caller's ids, the path of util-linux' `unshare` (or empty), and options for this machine's GPUs."""
+    """The caller's ids, the path of util-linux' `unshare` (or empty), and options for this machine's GPUs.
+
+    `forward` is the directory of the image's libcuda if programs must use it, empty for the machine's own.
+    """
 
     uid: int
     gid: int
     unshare: str
     gpus: tuple[str, ...] = ("--nv",)
+    forward: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +111,7 @@ def plan(
         if before:
             before.append("--net")
         else:
-            options += ["--net", "--network", "none"]
+            options += NO_NETWORK
     if spec.gpus:
         options += caller.gpus
     gpus = ",".join(uuid for _, uuid, _ in spec.selected_gpus) or "all"
@@ -113,7 +120,8 @@ def plan(
             options += [flag, str(amount)]
     for mount in planned_mounts(spec):
         options += ["--mount", mount_option(mount.source, mount.target, writable=mount.writable)]
-    shell = ("/bin/sh", "-c", f'echo >/dev/fd/{started}; exec "$@"', "sh", *spec.argv)
+    script = FIRST if caller.forward else 'exec "$@"'
+    shell = ("/bin/sh", "-c", f"echo >/dev/fd/{started}; {script}", caller.forward or "sh", *spec.argv)
     return ApptainerInvocation(
         argv=(*before, program, "--silent", "exec", *options, sif, *shell),
         # Not --env, which splits values at commas.
@@ -160,11 +168,14 @@ class ApptainerRunner:
         planned_mounts(spec)
         devices = find_gpus() if spec.gpus else None
         sif = self.prepare(image, checked=False)
+        if devices:
+            check_glibc(devices.libraries, spec, lambda probe: self.run(sif, probe))
         caller = CallerIdentity(
             uid=os.geteuid(),
             gid=os.getegid(),
             unshare=shutil.which("unshare", path=self.command.search) or "",
             gpus=gpu_options(devices) if devices else (),
+            forward=self._choose_libcuda(str(sif.path), devices) if devices and devices.nvidia else "",
         )
         started, lost = os.memfd_create("started"), os.memfd_create("lost")
         try:
@@ -174,10 +185,30 @@ class ApptainerRunner:
             os.close(started)
             os.close(lost)
 
+    def _choose_libcuda(self, sif: str, devices: GpuDevices) -> str:
+        """Return the directory of the image's libcuda if NVIDIA's hook would choose it, since apptainer has
+        none.
+        """
+        options = ["--containall", "--cleanenv", "--no-home", "--no-eval", *NO_NETWORK]
+        options += ["--no-privs"] * (os.geteuid() == 0)
+        argv = (self.command.find(), "--silent", "exec", *options, sif, "/bin/sh", "-c", LOOK)
+        with temporary_directory("imagefactory-apptainer-") as home:
+            environment = self.command.environment({name: str(home) for name in HOMES})
+            process = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            stdout, _, _ = _collect(process, LOOK_SECONDS, relayed=False)
+        return read_look(stdout.encode(), devices.driver, devices.models)
+
     def _run(self, invocation: ApptainerInvocation, spec: RunSpec, started: int, lost: int) -> CommandResult:
         # apptainer needs a home for settings: an empty one.
         with temporary_directory("imagefactory-apptainer-") as home:
-            private_homes = {name: str(home) for name in ("APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR")}
+            private_homes = {name: str(home) for name in HOMES}
             extra = {**dict(invocation.environment), **private_homes}
             pipe = subprocess.PIPE if spec.capture else None
             relay = (sys.executable, "-I", "-S", str(SANDBOX), "relay", str(lost), str(started))

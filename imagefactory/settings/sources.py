@@ -40,6 +40,7 @@ REASONS = {
     "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
+    "site-mounts": "it decides which directories of nodes images get",
     "sbatch-options": "it changes what your jobs may do, and who pays for them",
     "sweep-machines": "it decides whose machines answer for images",
     "sweep-gpu-hours": "it decides how much of a pool your jobs take",
@@ -209,6 +210,12 @@ MEANINGS = {
         "none",
         "options of sbatch, for the Slurm jobs of sweeps and `job write`: "
         "`--account=... --partition=... --qos=... --time=...`",
+    ),
+    "site-mounts": (
+        "none",
+        "absolute paths of the nodes, with commas, that the Slurm jobs of `job write` bind into their image, "
+        "read-only: `PATH` or `PATH:PATH-IN-IMAGE`, such as a "
+        "[plug-in for NCCL](../write-job.md#several-nodes)",
     ),
     "sweep-machines": (
         "all",

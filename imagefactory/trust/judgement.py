@@ -50,6 +50,7 @@ from imagefactory.trust.verdict import (
     parse_verdict,
 )
 from imagefactory.verify.report import VerifiedImage
+from imagefactory.verify.suite_files import EARLIER_SUITES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class VerificationPolicy:
 
     @property
     def suites(self) -> tuple[str, ...]:
-        return (self.suite, *self.trust.policy.suites)
+        return (self.suite, *EARLIER_SUITES, *self.trust.policy.suites)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

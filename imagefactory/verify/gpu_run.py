@@ -131,7 +131,10 @@ def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
 
 
 def timeout_of(level: str) -> float:
-    """Return the time limit of the whole run in seconds. Each part has a shorter limit."""
+    """Return the time limit of the whole run in seconds. Each part has a shorter limit.
+
+    A kit for a node limits its run itself.
+    """
     return table.SECONDS[level] * len(table.LEVELS[level]) + 60.0
 
 

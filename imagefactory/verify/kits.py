@@ -33,7 +33,7 @@ from imagefactory.serialize import (
 )
 from imagefactory.trees import TreeLimits, read_file, remove_tree, walk_tree
 from imagefactory.verify.evidence import parse_evidence
-from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN
+from imagefactory.verify.kit.program import EVIDENCE, EXPECTATIONS, FORMAT, KIT, RESULT, RUN, SIGNED
 from imagefactory.verify.kit.start import REPORT, RUNNERS
 from imagefactory.verify.nonces import (
     CI_RUN,
@@ -281,11 +281,12 @@ def _json(data: bytes, location: str) -> object:
 # DIR/suite/**.py          the suite's files, the same as in its digest
 # DIR/expectations.json    the suite's input, with the nonce
 # DIR/kit.json             the image's digest, the command that starts the suite, and the expiry
+# DIR/signed.json          only in a kit for a node: numbers of the image's verdicts
 
 
 KIT_PROGRAMS = Path(__file__).parent / "kit"
 PROGRAM = "run.py"
-CARRIED = ("hardware.py", "program.py", "start.py", "trees.py")
+CARRIED = ("forward.py", "hardware.py", "program.py", "start.py", "trees.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +297,7 @@ class KitRequest:
     run in seconds. `reference` is the address of the image (HOST/NAME@sha256:...), empty if it is in no
     registry, and `plain_http` means that this registry has no TLS. `sifs` are the digests of .sif files that
     this project built from the image. Without a network, such a file can be used in place of the image.
+    `signed` is signed.json of a kit for a node (kit/program.py), None for other kits.
     """
 
     subject: VerifiedImage
@@ -307,6 +309,7 @@ class KitRequest:
     reference: str = ""
     plain_http: bool = False
     sifs: tuple[str, ...] = ()
+    signed: Mapping[str, Any] | None = None
 
 
 def make_kit(directory: Path, order: KitRequest, nonces: NonceStore, now: datetime) -> IssuedNonce:
@@ -323,6 +326,8 @@ def make_kit(directory: Path, order: KitRequest, nonces: NonceStore, now: dateti
     suite, level = digest_of(read_suite()), order.asked["level"]
     texts = {KIT: _text(format_kit(order, suite, now + LIFETIME)), EXPECTATIONS: _text(order.asked)}
     run = NonceSubject(subject=order.subject, suite=suite, level=level, kit=digest_of(texts))
+    if order.signed is not None:
+        texts[SIGNED] = _text(order.signed)
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:

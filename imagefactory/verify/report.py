@@ -39,8 +39,9 @@ from imagefactory.settings.choices import POOLS
 # are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
 
 
-QUICK, FULL, MULTI_GPU_LEVELS = "quick", "full", "several"
+QUICK, FULL, MULTI_GPU_LEVELS, NODE = "quick", "full", "several", "node"
 LEVELS = (QUICK, FULL, MULTI_GPU_LEVELS)
+"""The levels of verdicts. A kit of the level `node` is about a machine, so nothing of it is signed."""
 GPUS = "gpus"
 """The check that counts GPUs on the level `several`, and the name of its number."""
 

@@ -51,9 +51,11 @@ from imagefactory.progress import QuietProgress
 from imagefactory.project import load_project
 from imagefactory.runtime.apptainer import ApptainerRunner
 from imagefactory.runtime.apptainer_command import CHILD, ApptainerCommand, SifRequest
+from imagefactory.runtime.devices import GpuDevices
 from imagefactory.scan.layers import unpacked_sif
 from imagefactory.settings.load import load_settings
 from tests.made.errors import fails
+from tests.made.gpu_code import forward_libcuda
 from tests.made.layer_store import TAR, file, make_tar
 from tests.made.squashfs import count_packed
 from tests.made.supplies import supplies
@@ -529,10 +531,10 @@ def test_the_same_file_wherever_it_is_made(ground: Ground, tmp_path: Path) -> No
     assert (second.file, second.digest) == (first.file, first.digest)
 
 
-def on_top(ground: Ground, content: bytes) -> Image:
+def on_top(ground: Ground, content: bytes, name: str = "opt/more") -> Image:
     """The image with one more layer, which holds one file."""
     layout = ground.layout
-    layer = layout.add(make_tar(file("opt/more", content)), TAR)
+    layer = layout.add(make_tar(file(name, content)), TAR)
     found = layout.manifest(ground.image.manifest)
     assert found
     manifest = json.loads(found[1])
@@ -798,6 +800,30 @@ def test_gpus_are_demanded_first(ground: Ground) -> None:
         return
     with fails("gpu-device-missing"):
         run(ground, "true", gpus=True)
+
+
+@pytest.mark.parametrize(
+    ("driver", "model", "chosen"),
+    [
+        ("535.54.03", "NVIDIA A100-PCIE-40GB", True),
+        ("535.54.03", "NVIDIA GeForce RTX 3090", False),
+        ("580.65.06", "NVIDIA A100-PCIE-40GB", False),
+    ],
+)
+def test_a_libcuda_for_older_drivers_comes_first_where_nvidias_hook_would_put_it(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, driver: str, model: str, chosen: bool
+) -> None:
+    data = forward_libcuda("12.9", (535, 575))
+    name = "usr/local/cuda/compat/libcuda.so.575.57.08"
+    image = on_top(ground, data, name)
+    devices = GpuDevices(
+        devices=(), libraries=("/lib/libcuda.so.1",), links=(), programs=(), driver=driver, models=(model,)
+    )
+    monkeypatch.setattr("imagefactory.runtime.apptainer.find_gpus", lambda: devices)
+    spec = RunSpec(argv=("sh", "-c", "echo $LD_LIBRARY_PATH"), gpus=True)
+    first, _, rest = ground.runner.run(image, spec).stdout.strip().partition(":")
+    assert (first == "/usr/local/cuda/compat") == chosen
+    assert "/.singularity.d/libs" in f"{first}:{rest}"
 
 
 DRIVER = """

@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.forward import FIRST, FORWARD_DIRECTORY, LOOK
 from imagefactory.verify import kits
 from imagefactory.verify.kit import program, start
 from imagefactory.verify.kit.program import LARGEST_REPORT, read_report
 from imagefactory.verify.kits import make_kit
+from tests.made.gpu_code import forward_note
 from tests.made.kit import (
     CONFIG,
     INDEX,
@@ -42,7 +44,7 @@ from tests.made.kit import (
     suite_report,
 )
 from tests.services.children import LIMIT, child
-from tests.services.gpu_host import UUID, Told
+from tests.services.gpu_host import UUID, Told, library_of_the_future
 
 GOOD = {"report": suite_report(), "says": ["driver: passed - 12.4"]}
 
@@ -420,7 +422,7 @@ def test_apptainer_runs_it_where_there_is_no_docker(bench: Bench) -> None:
     assert bench.run(APPTAINER_BIND="/home", APPTAINER_CACHEDIR="/cache") == 0
     made = next(call for call in bench.calls() if call[1] == "build")
     assert made[-4:] == ["--no-https", "--disable-cache", made[-2], f"docker://{REFERENCE}"]
-    run = next(call for call in bench.calls() if "exec" in call)
+    run = next(call for call in bench.calls() if "--nv" in call)
     assert {"--nv", "--containall", "--cleanenv", "--no-home"} <= set(run)
     assert " ".join(run).count("--network none") == 1
     assert run[-len(ORDER.argv) :] == list(ORDER.argv)
@@ -435,6 +437,29 @@ def test_apptainer_runs_it_where_there_is_no_docker(bench: Bench) -> None:
     kept = [call for call in bench.calls() if call[1] == "build"][-1]
     assert "--disable-cache" not in kept
     assert bench.result("run.json")["runner"] == "apptainer"
+
+
+@pytest.mark.parametrize(
+    ("driver", "name", "chosen"),
+    [
+        ("535.54.03", "NVIDIA A100-PCIE-40GB", True),
+        ("535.54.03", "NVIDIA GeForce RTX 3090", False),
+        ("580.65.06", "NVIDIA A100-PCIE-40GB", False),
+    ],
+)
+def test_apptainer_takes_the_libcuda_that_nvidias_hook_would(
+    tmp_path: Path, driver: str, name: str, chosen: bool
+) -> None:
+    bench = make_bench(tmp_path, told=Told(driver=driver, name=name))
+    note = forward_note("12.9", (535, 575)).decode()
+    apptainer(bench, GOOD, ("libcuda.so.575.57.08", "", note))
+    assert bench.run() == 0
+    look, run = [call for call in bench.calls() if "exec" in call]
+    assert look[-3:] == ["/bin/sh", "-c", LOOK]
+    assert not {"--nv", "--mount"} & set(look)
+    (image,) = (word for word in look if word.endswith("image.sif"))
+    wrapper = ["/bin/sh", "-c", FIRST, FORWARD_DIRECTORY] if chosen else []
+    assert run[run.index(image) + 1 :] == [*wrapper, *ORDER.argv]
 
 
 def test_a_sif_is_run_by_its_sha256_alone(tmp_path: Path) -> None:
@@ -566,6 +591,23 @@ def test_a_gpu_that_is_not_there_stops_a_kit_before_anything_is_started(
         assert f"0 ({UUID})" in capsys.readouterr().err
     assert not bench.calls()
     assert not (bench.kit / "result").exists()
+
+
+@pytest.mark.parametrize(("glibc", "code"), [("glibc 2.31", 6), ("glibc 2.99", 0), ("no such tool", 0)])
+def test_a_driver_that_needs_a_newer_glibc_than_the_image(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glibc: str, code: int
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes(library_of_the_future())
+    monkeypatch.setattr(start, "driver_libraries", lambda: [str(library)])
+    for name, runs in (("docker", docker), ("apptainer", apptainer)):
+        answer(bench, name, {f"{name} .*getconf.*": {"says": [glibc]}})
+        runs(bench, GOOD)
+        assert bench.run("--runner", name) == code
+        facts = bench.result("run.json")
+        assert facts["outcome"] == ("infrastructure" if code else "")
+        assert ("2.99" in facts["reason"]) == bool(code)
+        assert (bench.kit / "result/report.json").exists() == (code == 0)
 
 
 def test_apptainer_gets_the_selected_gpus(bench: Bench) -> None:

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from imagefactory.runtime.devices import DRIVER_DIRECTORY
+from tests.made.gpu_code import forward_libcuda
 from tests.made.gpu_suite import make_expectations
 from tests.services.children import LIMIT, child
 from tests.services.libcuda import UUID, build_libcuda
@@ -594,6 +596,34 @@ def test_gpu_asked_for_and_none_there(caller: Caller) -> None:
         return
     told = caller.run("true", gpus=True)
     assert (told["error"], told["code"]) == ("ToolError", "gpu-device-missing")
+
+
+@pytest.mark.parametrize(
+    ("driver", "model", "chosen"),
+    [
+        ("535.54.03", "NVIDIA A100-PCIE-40GB", True),
+        ("535.54.03", "NVIDIA GeForce RTX 3090", False),
+        ("580.65.06", "NVIDIA A100-PCIE-40GB", False),
+        ("", "", False),
+    ],
+)
+def test_a_libcuda_for_older_drivers_comes_first_where_it_must(
+    caller: Caller, ground: Path, driver: str, model: str, chosen: bool
+) -> None:
+    """As NVIDIA's hook does it for docker, in the directory where that looks, through the image's links."""
+    own, place = ground / "libcuda.so.1", "usr/local/cuda-12.9/compat"
+    own.write_bytes(b"")
+    compat = add_layer(ground / "blobs", "compat", [
+        (entry(f"{place}/libcuda.so.575.57.08"), forward_libcuda("12.9", (535, 575))),
+        (entry(f"{place}/libcuda.so.1", mode=0o777, kind=tarfile.SYMTYPE, link="libcuda.so.575.57.08"), b""),
+        (entry("usr/local/cuda", mode=0o777, kind=tarfile.SYMTYPE, link="/usr/local/cuda-12.9"), b""),
+    ])  # fmt: skip
+    one = Caller(caller.name, ground, caller.store, [*caller.layers, compat])
+    one.gpus = {"devices": [], "libraries": [str(own)], "links": [], "programs": [], "driver": driver,
+                "models": [model]}  # fmt: skip
+    done = one.run("sh", "-c", "echo $LD_LIBRARY_PATH", gpus=True, environment=[["LD_LIBRARY_PATH", "/mine"]])
+    first = "/usr/local/cuda/compat:" if chosen else ""
+    assert done["stdout"] == f"{first}/mine:{DRIVER_DIRECTORY}/libraries\n"
 
 
 @pytest.mark.parametrize(

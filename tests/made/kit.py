@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,11 +185,13 @@ def docker(bench: Bench, run: dict[str, Any], **changes: Any) -> None:
     )
 
 
-def apptainer(bench: Bench, run: dict[str, Any]) -> None:
+def apptainer(bench: Bench, run: dict[str, Any], look: Sequence[str] = ()) -> None:
+    """An apptainer that does `run`. `look` are the lines of a look at the image's libcuda."""
     answer(
         bench,
         "apptainer",
         {
+            "apptainer .*exec .* -c cd .*": {"says": look},
             "apptainer --version": {"says": ["apptainer version 1.4.5"]},
             "apptainer (pull|build) .*": {"writes": "a .sif"},
             "apptainer .*exec .*": run,
@@ -223,6 +226,7 @@ def suite_report(level: str = "quick", **changes: Any) -> dict[str, Any]:
         "level": level,
         "rehearsal": False,
         "cuda": "12.4",
+        "libcuda": "",
         "device": {"name": "Test GPU", "capability": "8.0", "uuid": UUID, "memory": 16 << 30},
         "running": "",
         "checks": rows,

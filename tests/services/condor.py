@@ -255,21 +255,28 @@ class CondorPool:
     @contextmanager
     def black_hole(self) -> Iterator[str]:
         """One more machine, which says it has the GPU of `standin`. Its disk is full: it fails every job."""
-        name = "hole.pool.test"
+        with self.machine("hole", "full") as name:
+            yield name
+
+    @contextmanager
+    def machine(self, machine: str, disk: str = "execute", **environ: str) -> Iterator[str]:
+        """One more machine with the GPU of `standin`, whose daemon has `environ` too."""
+        name = f"{machine}.pool.test"
         with (self.folder / "hosts").open("a") as file:
             file.write(f"127.0.0.1 {name}\n")
-        place, ids = "/var/lib/condor/full/hole", "/pool/run/hole.pid"
+        place, ids = f"/var/lib/condor/{disk}/{machine}", f"/pool/run/{machine}.pid"
 
         def as_root(*argv: str) -> None:
             self.run([*argv], user="root", folder=self.homes)
 
         as_root("install", "-d", "-o", "condor", place)
         settings = {
+            **environ,
             "_CONDOR_NETWORK_HOSTNAME": name,
             "_CONDOR_MACHINE_OF_THE_TESTS": "standin",
             "_CONDOR_EXECUTE": place,
-            "_CONDOR_STARTD_LOG": "/pool/log/StartLog.hole",
-            "_CONDOR_STARTD_ADDRESS_FILE": "/pool/log/.startd_hole_address",
+            "_CONDOR_STARTD_LOG": f"/pool/log/StartLog.{machine}",
+            "_CONDOR_STARTD_ADDRESS_FILE": f"/pool/log/.startd_{machine}_address",
             "_CONDOR_SEC_USE_FAMILY_SESSION": "False",  # that of the master's own children
         }
         argv = ["condor_startd", "-f", "-pidfile", ids]
@@ -279,7 +286,9 @@ class CondorPool:
             until = time.monotonic() + REST
             while self.run(asked, code=None).stdout.strip() != "true":
                 if startd.poll() is not None or time.monotonic() > until:
-                    raise ServiceError(f"{name} did not come up: {(self.logs / 'StartLog.hole').read_text()}")
+                    raise ServiceError(
+                        f"{name} did not come up: {(self.logs / f'StartLog.{machine}').read_text()}"
+                    )
                 time.sleep(0.2)
             yield name
         finally:

@@ -42,6 +42,7 @@ class Told:
     lost: int = -1
     lost_in: int = 0
     lost_code: int = 15
+    busy: int = 0
 
 
 def make_host(folder: Path, told: Told | None = None) -> Places:
@@ -84,6 +85,7 @@ def compile_nvml(told: Told) -> bytes:
         "INIT": told.init,
         "SHARED": int(not told.memory),
         "LOST": told.lost,
+        "BUSY": told.busy,
     }
     defines = [f'-DTELL_{name}="{text}"' for name, text in texts.items()]
     defines += [f"-DTELL_{name}={number}" for name, number in numbers.items()]
@@ -93,3 +95,24 @@ def compile_nvml(told: Told) -> bytes:
         library = Path(folder, "libnvidia-ml.so.1")
         subprocess.run(["gcc", "-shared", "-fPIC", *defines, "-o", str(library), str(SOURCE)], check=True)
         return library.read_bytes()
+
+
+THREADS = "#include <pthread.h>\nvoid *f = pthread_create;"
+"""Needs glibc 2.34, since which this function is in libc itself."""
+
+
+@functools.cache
+def build_library(code: str, *options: str) -> bytes:
+    """A shared library of some C."""
+    with tempfile.TemporaryDirectory(prefix="library-") as folder:
+        path = Path(folder, "library.so")
+        command = ["gcc", "-xc", "-", "-shared", "-fPIC", "-nostartfiles", "-o", str(path), *options]
+        subprocess.run(command, input=code, text=True, check=True)
+        return path.read_bytes()
+
+
+def library_of_the_future() -> bytes:
+    """A library that needs glibc 2.99."""
+    data = build_library(THREADS)
+    assert b"GLIBC_2.34\0" in data
+    return data.replace(b"GLIBC_2.34\0", b"GLIBC_2.99\0")

@@ -6,7 +6,8 @@
 
 Each GPU is a null device. In `bin` on the nodes, which jobs find first, `nvidia-smi` says what its node's GPU
 would be, and `python3` runs a kit with what `hosts` has of its node in place of the machine's own /dev, /proc
-and NVML. Only h1 has some there: it tells of the device that libcuda.c plays. All ends with the pool.
+and NVML. Only h1 has some there: it tells of the device that libcuda.c plays. A script `node-NODE` is the
+prolog and the health check of that node. All ends with the pool.
 """
 
 from __future__ import annotations
@@ -56,9 +57,18 @@ SelectTypeParameters=CR_Core_Memory
 ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1,bf_continue,batch_sched_delay=0
 GresTypes=gpu
+Prolog={place}/hook
+HealthCheckProgram={place}/hook
+HealthCheckInterval=3
+HealthCheckNodeState=IDLE
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=2-00:00:00 DefaultTime=01:00:00
 """
+HOOK = f"""\
+#!/bin/sh
+[ ! -x "{PLACE}/node-$SLURMD_NODENAME" ] || exec "{PLACE}/node-$SLURMD_NODENAME"
+"""
+HOST = Told(uuid=libcuda.UUID, name=libcuda.NAME, capability="9.0", memory=libcuda.MEMORY, driver="550.54.15")
 SMI = """\
 #!/bin/sh
 case $SLURMD_NODENAME in a1) is=8.0 ;; h1) is=9.0 ;; v1) is=7.0 ;; *) is=7.5 ;; esac
@@ -118,17 +128,10 @@ def slurm_cluster(pool: CondorPool) -> Iterator[None]:
     (folder / "gres.conf").write_text("\n".join([*gres, ""]))
     (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     (folder / "hosted.py").write_text(HOSTED)
-    told = Told(
-        uuid=libcuda.UUID,
-        name=libcuda.NAME,
-        capability="9.0",
-        memory=libcuda.MEMORY,
-        driver="550.54.15",
-    )
-    make_host(folder / "hosts/h1", told)
-    for name, text in (("nvidia-smi", SMI), ("python3", PYTHON)):
-        (folder / "bin" / name).write_text(text)
-        (folder / "bin" / name).chmod(0o755)
+    make_host(folder / "hosts/h1", HOST)
+    for name, text in (("bin/nvidia-smi", SMI), ("bin/python3", PYTHON), ("hook", HOOK)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
     (folder / "key").write_bytes(os.urandom(64))
     (folder / "key").chmod(0o600)
     started = pool.start(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from imagefactory.errors import UsageError
+from imagefactory.extras.lint.classads import literal
 from imagefactory.extras.lint.findings import (
     CheckContext,
     FileLocation,
@@ -103,6 +104,7 @@ def _check(jobs: QueueStatement, around: CheckContext) -> QueueCheckResult:
         *command_findings(jobs, request),
         *_old_gpus(case),
         *site_findings(jobs, around.site),
+        *_below_site(case),
         *_image_findings(case),
         *_reach_findings(case),
         *_unverified(case, reached),
@@ -134,6 +136,17 @@ def _old_gpus(case: _QueueCheck) -> Iterator[SubmitFinding]:
     known = case.around.site.nested or bool(has)
     severity = Severity.WRONG if known else Severity.ADVICE
     yield from old_gpu_findings(case.jobs, severity, frozenset(has))
+
+
+def _below_site(case: _QueueCheck) -> Iterator[SubmitFinding]:
+    """Report a job for GPUs that are older than any of the site. With an inventory, its GPUs decide."""
+    site, key = case.around.site, "gpus_maximum_capability"
+    most = literal(case.jobs.value(key)) if key in case.jobs.settings else None
+    if case.reach is not None or not site.lowest or isinstance(most, bool | str | None):
+        return
+    if most < float(site.lowest):
+        text = f"{site.title} has no GPU below {site.lowest}, so the job never starts"
+        yield wrong(case.jobs.settings[key].line, "no-match", text, f"remove {key}, or choose another image")
 
 
 def _image_findings(case: _QueueCheck) -> Iterator[SubmitFinding]:

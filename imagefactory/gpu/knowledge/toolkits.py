@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -65,6 +65,7 @@ def forward_names() -> frozenset[str]:
     return frozenset(read_table("gpu_drivers")["forward"]["names"])
 
 
+@lru_cache(maxsize=4096)
 def native_driver(cuda: str) -> str:
     """Return the first driver that supports CUDA `cuda` or newer, empty if unknown.
 
@@ -94,6 +95,7 @@ def cuda_targets() -> dict[str, tuple[GpuCode, ...]]:
     }
 
 
+@lru_cache(maxsize=4096)
 def targets_of(cuda: str) -> tuple[GpuCode, ...]:
     """Return the sorted targets of a toolkit, or of all toolkits of a major version (`12`); empty if
     unknown.
@@ -171,6 +173,7 @@ def run_time_compilers() -> tuple[RunTimeCompiler, ...]:
     )
 
 
+@lru_cache(maxsize=4096)
 def compilers_of(name: str, version: str) -> tuple[tuple[RunTimeCompiler, tuple[str, ...]], ...]:
     """Return the rows about a version of a package, each with the CUDA versions that the package works with.
 
@@ -216,6 +219,7 @@ def find_compiler(
     return None
 
 
+@lru_cache(maxsize=4096)
 def toolkits_for(capability: Capability) -> tuple[str, ...]:
     """Return the CUDA versions whose compiler has a target for a capability, the oldest first."""
     return tuple(

@@ -317,6 +317,15 @@ class IndexFile:
     uploaded: str = ""
     provenance: str | None = None
 
+    @property
+    def upload_time(self) -> datetime | None:
+        """Return the time of upload, None if the index has none."""
+        try:
+            time = datetime.fromisoformat(self.uploaded)
+        except ValueError:
+            return None
+        return time if time.tzinfo else time.replace(tzinfo=UTC)
+
 
 def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
     """Return all files on a project's page of the index. Raises HttpError."""
@@ -335,15 +344,6 @@ def project_files(web: HttpSession, page: str) -> tuple[IndexFile, ...]:
     return web.request(page, parse, headers={"Accept": _SIMPLE})
 
 
-def upload_time(file: IndexFile) -> datetime | None:
-    """Return the time of upload, None if the index has none."""
-    try:
-        time = datetime.fromisoformat(file.uploaded)
-    except ValueError:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
 def files_before(name: str, files: Iterable[IndexFile], lock: Lock) -> tuple[IndexFile, ...]:
     """Return the files of a project that the lock's cutoff allows.
 
@@ -353,7 +353,7 @@ def files_before(name: str, files: Iterable[IndexFile], lock: Lock) -> tuple[Ind
         return tuple(files)
     allowed = []
     for file in files:
-        time = upload_time(file)
+        time = file.upload_time
         if time is None:
             raise no_upload_time(lock, file.filename, name)
         allowed += [file] if time <= lock.cutoff.time else []

@@ -45,7 +45,6 @@ from imagefactory.lock.pypi.index import (
     no_upload_time,
     project_files,
     read_publishers,
-    upload_time,
 )
 from imagefactory.lock.pypi.no_wheel import NoWheelError, without_wheel, working_versions
 from imagefactory.lock.pypi.offers import (
@@ -659,7 +658,7 @@ class UvLocker:
         wheels = tuple(package for package in packages if isinstance(package, LockedWheel))
         listed = self.listed(wheels, replace(lock, target=target.name, cutoff=None)) if wheels else {}
         times = {
-            wheel: [upload_time(file) for file in files if file.filename == wheel.filename]
+            wheel: [file.upload_time for file in files if file.filename == wheel.filename]
             for wheel, files in listed.items()
         }
         return {wheel.filename: time for wheel, rows in times.items() for time in rows if time}

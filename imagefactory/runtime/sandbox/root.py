@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .cgroups import SHARE
+from .forward import FORWARD_DIRECTORY, FORWARD_LIBRARY, HEAD, forward_directory
 from .streams import read_file, write_file
 from .syscalls import (
     ARCHITECTURES,
@@ -55,9 +56,11 @@ from .syscalls import (
     step,
     syscall,
 )
+from .trees import list_names, open_file
 
 # As many links as the kernel follows, and folders deeper than any image's: each is held open on the way.
 LINKS_LIMIT, DEPTH_LIMIT = 40, 200
+MOST_NAMES, LARGEST_LIBRARY = 1000, 1 << 32  # of a directory with NVIDIA's libcuda
 
 
 def open_target(root: int, path: str, *, directory: bool, closed: tuple[str, ...] = ()) -> int:
@@ -295,6 +298,8 @@ class Root:
         for target, tree in mounts:
             with step("mount", target):
                 attach(tree, self.target(target, directory=is_folder(tree)))
+        if driver["libraries"]:
+            self.choose_libcuda(driver)
         # After all that an image's links lead to: until now they find no device, no setting and no process.
         with step("dev"):
             self.make_dev(own_mounts["dev"], devices)
@@ -428,6 +433,14 @@ class Root:
         close_folder(directory)
         os.close(directory)
 
+    def choose_libcuda(self, driver: dict[str, Any]) -> None:
+        """Put the image's libcuda for older drivers first in the library path, where NVIDIA's hook would."""
+        names, head = read_forward()
+        if first := forward_directory(names, head, driver["driver"], driver["models"]):
+            variables = dict(self.plan["environment"])
+            variables["LD_LIBRARY_PATH"] = f"{first}:{variables['LD_LIBRARY_PATH']}"
+            self.plan["environment"] = list(variables.items())
+
     def protect_proc(self) -> None:
         """Cover the machine's files in /proc, and make all of /proc read-only.
 
@@ -447,6 +460,27 @@ class Root:
                 limit_namespaces(proc)
             close_folder(proc)
             os.close(proc)
+
+
+def read_forward(directory: str = FORWARD_DIRECTORY) -> tuple[list[str], bytes]:
+    """Return the names of the libcuda files in a directory of the image, and the first bytes of the only
+    one.
+
+    Like NVIDIA's hook, it ignores links among them, and a directory that it cannot read has none.
+    """
+    directory = os.path.realpath(directory)
+    try:
+        names = [
+            name
+            for name in list_names(directory, MOST_NAMES)
+            if FORWARD_LIBRARY.fullmatch(name) and not os.path.islink(os.path.join(directory, name))
+        ]
+        if len(names) != 1:
+            return names, b""
+        with open_file(directory, names[0], LARGEST_LIBRARY) as fd:
+            return names, os.pread(fd, HEAD, 0)
+    except OSError:
+        return [], b""
 
 
 def limit_namespaces(proc: int) -> None:

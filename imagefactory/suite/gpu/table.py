@@ -22,7 +22,7 @@ NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT = "no-kernel", "wrong-numbers", "
 INFRASTRUCTURE = "infrastructure"
 OUTCOMES = (NO_GPU, WRONG_GPU, DRIVER_TOO_OLD, NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT, INFRASTRUCTURE)
 
-QUICK, FULL, SEVERAL = "quick", "full", "several"
+QUICK, FULL, SEVERAL, NODE = "quick", "full", "several", "node"
 
 # Part -> its checks, both in the order in which they run.
 PARTS = {
@@ -47,7 +47,7 @@ PARTS = {
     "portability": ("portability",),
     "profile": ("profile",),
     # All visible GPUs of one capability, a process for each.
-    "several": ("gpus", "peer-to-peer", "all-reduce", "data-parallel"),
+    "several": ("gpus", "peer-to-peer", "all-reduce", "transport", "data-parallel"),
 }
 # Variables that the driver reads at start (CUDA C++ Programming Guide, "CUDA Environment Variables"). The
 # image's own settings of JIT_VARIABLES are removed from every part first. Loading is lazy in `ptx`, or a
@@ -72,9 +72,10 @@ LEVELS = {
     QUICK: ("driver", "native", "ptx", "numbers", "jit"),
     FULL: ("driver", "native", "ptx", "numbers", "jit", "portability", "profile"),
     SEVERAL: ("driver", "several"),
+    NODE: ("driver", "numbers"),
 }
 # Seconds after which a part is ended, by level: several times those of a slow start, to end a hang.
-SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0}
+SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0, NODE: 40.0}
 
 CHECKS = tuple(check for checks in PARTS.values() for check in checks)
 

@@ -2,6 +2,9 @@
 
 It uses only the standard library; run.py starts it. The result has run.json (how the run ended) and, after a
 run, evidence.json (the GPUs of the host) and report.json (written by the suite in the image).
+
+A kit of the level `node` writes no result. It checks this machine against signed numbers of its image, and
+prints one line (see the end of this file).
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +39,19 @@ from .hardware import (
     select,
     visible_value,
 )
-from .start import EXIT_TOOL, EXIT_USAGE, REPORT, RUNNERS, Kit, Stop, choose_runner, clean, say
+from .start import (
+    EXIT_TOOL,
+    EXIT_USAGE,
+    NODE,
+    REPORT,
+    RUNNERS,
+    EndedProcess,
+    Kit,
+    Stop,
+    choose_runner,
+    clean,
+    say,
+)
 from .trees import TreeLimits, list_names, open_file, read_file, remove_tree, walk_tree
 
 FORMAT = 1
@@ -50,7 +66,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 DESCRIPTION = "Run the GPU suite of this kit inside its image, on a GPU of this machine."
 EPILOG = (
     "Exit code 0: all checks passed; 9: a check failed, or there is no such GPU; 2, 6, 8: "
-    "invalid arguments or kit, a missing tool, an image that is not available."
+    "invalid arguments or kit, a missing tool, an image that is not available. A kit of --suite node prints "
+    "one line; 9: this machine computes wrongly; 3: no signed numbers for its GPU; 11: not known."
 )
 
 
@@ -171,6 +188,10 @@ def main(
     facts: dict[str, Any] = {"started": now(), "runner": options.runner}
     try:
         kit = read_kit(folder)
+        if kit.level == NODE:
+            with _scratch(None) as work:
+                job = KitJob(kit, options.runner, options.image, options.gpus, True, environ, places, work)
+                return print_node(check_node(job, read_signed(folder)))
         if facts["started"] >= kit.expires:
             raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
         if kit.machine not in ("", os.uname().machine):  # emulated runs prove nothing
@@ -245,7 +266,7 @@ def _run(job: KitJob, facts: dict[str, Any]) -> int:
         image = runner.fetch(job.image, work)
         _prepare_directories(kit, work)
         facts["started"] = now()
-        ended = runner.run(image, work, visible, selected)
+        ended = runner.run(image, work, visible, selected, seen)
     finally:
         runner.clear()
     facts.update(
@@ -303,9 +324,6 @@ def now() -> str:
 def _work(folder: Path) -> Iterator[Path]:
     """Yield a directory in the kit that docker and apptainer can read. It is removed, also after a signal."""
 
-    def stop(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
     with open_file(folder, KIT, LARGEST_REPORT) as alone:
         try:
             fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -317,16 +335,30 @@ def _work(folder: Path) -> Iterator[Path]:
             for name in list_names(folder.resolve(), MOST_NAMES):
                 if name.startswith(".work-"):  # of a run that was killed
                     _remove(folder / name)
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-        work = Path(tempfile.mkdtemp(prefix=".work-", dir=folder))
-        work.chmod(0o755)
-        try:
+        with _scratch(folder) as work:
             (work / RESULT).mkdir()
             yield work
-        finally:
-            _remove(work)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path | None) -> Iterator[Path]:
+    """Yield a temporary directory in `folder`, None for that of the system, which every user can read.
+
+    It is removed at the end, also after a signal.
+    """
+
+    def stop(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    work = Path(tempfile.mkdtemp(prefix=".work-" if folder else "imagefactory-node-", dir=folder))
+    try:
+        work.chmod(0o755)
+        yield work
+    finally:
+        _remove(work)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _remove(folder: Path) -> None:
@@ -342,3 +374,234 @@ def _remove(folder: Path) -> None:
 
 def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+# --- A node: does this machine compute as others with such GPUs did?
+# signed.json, from verdicts that counted when the kit was written (imagefactory, actions/verify.py):
+#   checks the checks that must have a result
+#   alone  those that use only the driver, not the image
+#   gpus   name of a GPU -> `expires`, the oldest verified `driver`, and `checks`: check -> number -> value.
+#          A rate (-gb-per-s) is the lowest signed, an error (-error) the highest signed part of its limit.
+# The image has the same bytes there and here. So a check that passed there and fails here is a fault of this
+# machine. A failed check that passed nowhere may be the fault of the image: then the answer is not known.
+
+
+SIGNED = "signed.json"
+EXIT_NO_NUMBERS, EXIT_UNKNOWN = 3, 11
+PASSED, FAILED, NO_NUMBERS, UNKNOWN = "passed", "failed", "no-numbers", "unknown"
+NODE_SECONDS, END_SECONDS = 50.0, 5.0
+"""Seconds for the whole check, and those that remain to end a container. Slurm ends a HealthCheckProgram
+after 60.
+"""
+RATE, ERROR, BOUND = "-gb-per-s", "-error", "-bound"
+SLOWER, WORSE = 3.0, 10.0
+"""A rate may be a third of the lowest signed rate: the GPUs of a machine are checked at once, and share its
+memory and switches. An error may be ten times the highest signed error, in parts of its limit.
+"""
+LONGEST_LINE = 400
+
+
+class NodeAnswer(NamedTuple):
+    """The answer about a machine or one of its GPUs. `code` is the exit code, `reason` one line."""
+
+    code: int
+    status: str
+    reason: str
+
+
+def read_signed(folder: Path) -> Mapping[str, Any]:
+    """Return signed.json. Raises Stop."""
+    try:
+        signed: dict[str, Any] = json.loads(read_file(folder, SIGNED, LARGEST_REPORT))
+        if signed["format"] != FORMAT:
+            raise ValueError(f"format {signed['format']}, this program reads {FORMAT}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Stop(f"{folder}/{SIGNED} cannot be read: {error}", EXIT_USAGE) from error
+    return signed
+
+
+def print_node(answer: NodeAnswer) -> int:
+    """Print the answer as an attribute of a ClassAd, and return the exit code."""
+    text = "".join(letter if " " <= letter <= "~" else "?" for letter in clean(answer.reason))
+    text = text[:LONGEST_LINE].replace("\\", "/").replace('"', "'")
+    print(f'ImagefactoryNode = "{answer.status}: {text}"', flush=True)
+    return answer.code
+
+
+class NodeRun(NamedTuple):
+    """A check of a node: the kit, signed.json, the GPUs of the machine and those of --gpus, and its end."""
+
+    job: KitJob
+    signed: Mapping[str, Any]
+    seen: Mapping[str, Any]
+    selected: Sequence[SelectedGpu]
+    deadline: float
+
+
+def check_node(job: KitJob, signed: Mapping[str, Any]) -> NodeAnswer:
+    """Check the GPUs that the batch system assigned, or else all that no program uses, at the same time."""
+    deadline = time.monotonic() + NODE_SECONDS
+    try:
+        seen = hardware.read_hardware(job.places)
+        selected, environ = select_gpus(job.gpus, seen, job.environ, job.places)
+        mine, visible = seen_gpus(seen, environ)
+        assigned = VISIBLE in environ
+        busy = [] if assigned else hardware.busy_gpus(job.places.nvml)
+    except hardware.NoGpu as error:
+        return NodeAnswer(EXIT_CHECK, FAILED, str(error))
+    except Stop as stop:
+        if not stop.outcome:
+            return NodeAnswer(stop.code, UNKNOWN, f"{stop}")
+        lost = stop.outcome == "infrastructure"
+        return NodeAnswer(EXIT_CHECK if lost else EXIT_UNKNOWN, FAILED if lost else UNKNOWN, f"{stop}")
+    if assigned and len(mine) != len(visible.split(",")):
+        reason = f"{VISIBLE} has numbers in an unknown order: set CUDA_DEVICE_ORDER={PCI_ORDER}"
+        return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, reason)
+    lost_ones = {} if assigned else lost_gpus(seen["notes"])
+    answers = [NodeAnswer(EXIT_CHECK, FAILED, f"GPU {at}: {why}") for at, why in lost_ones.items()]
+    idle = [gpu for gpu in mine if gpu["uuid"] not in busy]
+    if not idle and not answers:
+        return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, "programs use all GPUs of this machine")
+
+    run = NodeRun(job, signed, seen, selected, deadline)
+
+    def check(gpu: Mapping[str, Any]) -> NodeAnswer:
+        return _check_gpu(run, gpu, visible if len(mine) == 1 and visible else str(gpu["uuid"]))
+
+    answers += [check(idle[0])] if len(idle) == 1 else _check_together(idle, check)
+    worst = next((answer for answer in answers if answer.status == FAILED), None)
+    worst = worst or max(answers, key=lambda answer: answer.code)
+    if worst.code:
+        return worst
+    names = ", ".join(sorted({str(gpu["name"]) for gpu in idle}))
+    used = f"; {len(mine) - len(idle)} in use" if len(mine) > len(idle) else ""
+    return NodeAnswer(0, PASSED, f"{len(idle)} x {names}{used}")
+
+
+def _check_together(
+    gpus: Sequence[Mapping[str, Any]], check: Callable[[Mapping[str, Any]], NodeAnswer]
+) -> list[NodeAnswer]:
+    """Return the answer about each GPU, from a process for each. They end with this process."""
+    children: list[tuple[int, int]] = []
+    answers = []
+    try:
+        for gpu in gpus:
+            reader, writer = os.pipe()
+            pid = os.fork()
+            if not pid:
+                try:
+                    os.write(writer, json.dumps(check(gpu)).encode())
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            children.append((pid, reader))
+        for (_, reader), gpu in zip(children, gpus):  # noqa: B905 - Python 3.9
+            data = b""
+            while part := os.read(reader, 1 << 16):
+                data += part
+            lost = (EXIT_UNKNOWN, UNKNOWN, f"{gpu['uuid']}: its process ended")
+            answers.append(NodeAnswer(*(json.loads(data) if data else lost)))
+    finally:
+        for pid, reader in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+            os.close(reader)
+    return answers
+
+
+def _check_gpu(run: NodeRun, gpu: Mapping[str, Any], visible: str) -> NodeAnswer:
+    """Run the suite on one GPU and compare its numbers. Never raises Stop."""
+    job, signed, seen = run.job, run.signed, run.seen
+    selected = [other for other in run.selected if other.uuid in (gpu["uuid"], visible)]
+    sliced = gpu["uuid"] in [uuid for name, uuid in seen["notes"].items() if name.startswith("MIG-")]
+    work = Path(tempfile.mkdtemp(prefix="gpu-", dir=job.work))
+    work.chmod(0o755)
+    # The name of a slice is only known after the suite met it.
+    if not sliced and (none := _no_numbers(signed, str(gpu["name"]), str(seen["driver"]))):
+        return none
+    try:
+        runner = choose_runner(job.runner, job.kit, job.environ, keep=True)
+        image = runner.fetch(job.image, work)
+        _prepare_directories(job.kit, work)
+        runner.kit = job.kit._replace(timeout=max(1.0, run.deadline - END_SECONDS - time.monotonic()))
+        ended = runner.run(image, work, visible, selected, seen)
+        report = json.loads(read_report(work, f"report/{REPORT}") or b"null")
+        if report is None:
+            last = ended.lines[-1] if ended.lines else "no output"
+            return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, f"{gpu['uuid']}: the suite wrote no report: {last}")
+        name = str(report["device"]["name"]) if sliced and report["device"] else str(gpu["name"])
+        if none := _no_numbers(signed, name, str(seen["driver"])):
+            return none
+        answer = compare_node(report, signed, name, ended)
+    except Stop as stop:
+        return NodeAnswer(stop.code, UNKNOWN, str(stop))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, f"{gpu['uuid']}: the report is not readable: {error}")
+    return answer._replace(reason=f"{gpu['uuid']}: {answer.reason}")
+
+
+def _no_numbers(signed: Mapping[str, Any], name: str, driver: str) -> NodeAnswer | None:
+    """Return the answer if no verdict that counts is about this GPU and driver, else None.
+
+    A verdict counts for its driver and for newer ones.
+    """
+    row = signed["gpus"].get(name)
+    if row is None:
+        reason = f"no verdict of this image is for {name}, only for {', '.join(sorted(signed['gpus']))}"
+    elif now() >= row["expires"]:
+        reason = f"the verdicts for {name} expired at {row['expires']}: verify the image, write a new kit"
+    elif _numbers_in(driver) < _numbers_in(row["driver"]):
+        reason = f"the driver is {driver}, and verdicts for {name} begin with {row['driver']}"
+    else:
+        return None
+    return NodeAnswer(EXIT_NO_NUMBERS, NO_NUMBERS, reason)
+
+
+def _numbers_in(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def compare_node(
+    report: Mapping[str, Any], signed: Mapping[str, Any], name: str, ended: EndedProcess
+) -> NodeAnswer:
+    """Compare a report with the signed numbers for the GPU `name`. Pure. The report is untrusted.
+
+    Raises ValueError, KeyError or TypeError for other reports.
+    """
+    checks, alone = signed["gpus"][name]["checks"], signed["alone"]
+    rows = {row["name"]: row for row in report["checks"]}
+    for check, row in rows.items():
+        if row["state"] == FAILED and row["outcome"] == "timeout" and check not in alone:
+            return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, f"{check} did not end in time: {row['detail']}")
+        if row["state"] == FAILED and check not in checks:
+            reason = f"{check} failed, and passed nowhere with such a GPU: {row['detail']}"
+            return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, reason)
+        if row["state"] == FAILED:
+            return NodeAnswer(EXIT_CHECK, FAILED, f"{check}: {row['outcome']}: {row['detail']}")
+    faults = [fault for check in checks if check in rows for fault in _worse(check, rows[check], checks)]
+    if faults:
+        return NodeAnswer(EXIT_CHECK, FAILED, "; ".join(faults))
+    ended_checks = [check for check, row in rows.items() if row["state"] != "not-run"]
+    open_checks = [check for check in signed["checks"] if check not in ended_checks]
+    if ended.timed_out and report["running"] in alone:
+        return NodeAnswer(EXIT_CHECK, FAILED, f"{report['running']} hangs, which uses only the driver")
+    if ended.timed_out or ended.returncode or report["running"] or open_checks:
+        at = report["running"] or next(iter(open_checks), "the suite")
+        return NodeAnswer(EXIT_UNKNOWN, UNKNOWN, f"{at} did not end in {NODE_SECONDS:.0f} s, or not normally")
+    return NodeAnswer(0, PASSED, f"{len(rows)} checks")
+
+
+def _worse(check: str, row: Mapping[str, Any], checks: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the numbers of a check that differ from the signed ones by more than SLOWER and WORSE."""
+    numbers = {str(key): float(value) for key, value in row["numbers"].items()}
+    for number, signed in checks[check].items():
+        value = numbers.get(number)
+        if value is None:
+            continue
+        if number.endswith(RATE) and value * SLOWER < signed:
+            yield f"{check}: {number} is {value:.3g}, and was at least {signed:.3g} in verdicts"
+        if number.endswith(ERROR):
+            bound = numbers.get(number[: -len(ERROR)] + BOUND, 0.0)
+            if bound and signed and value / bound > WORSE * signed:
+                yield f"{check}: {number} is {value:.3g}, and was at most {signed * bound:.3g} in verdicts"

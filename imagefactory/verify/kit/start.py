@@ -25,14 +25,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .forward import FIRST, HEAD, LOOK, LOOK_SECONDS, read_look
 from .hardware import (
     ALL,
     CDI_FOLDERS,
+    FLOOR_GLIBC,
     MAKE_CDI,
+    PROBE_GLIBC,
     CdiDevices,
     SelectedGpu,
     cdi_names,
+    driver_libraries,
+    glibc_problem,
+    newer_base,
+    newest_need,
     outdated_cdi,
+    parse_glibc,
     read_cdi,
     read_driver,
 )
@@ -110,16 +118,44 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def capture(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def capture(
+    argv: Sequence[str], environ: Mapping[str, str], timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. After `timeout` seconds its exit code is 124."""
+    try:
+        return subprocess.run(
+            argv,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 124, "", f"it did not end in {timeout} s")
+
+
+def read_start(argv: Sequence[str], environ: Mapping[str, str], most: int) -> bytes:
+    """Return at most the first `most` bytes that a command prints in LOOK_SECONDS, and end it."""
+    process = subprocess.Popen(
         argv,
         env=dict(environ),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
+    timer = threading.Timer(LOOK_SECONDS, end_group, (process,))
+    timer.start()
+    try:
+        assert process.stdout is not None
+        with process.stdout as output:
+            return output.read(most)
+    finally:
+        timer.cancel()
+        end_group(process)
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -162,6 +198,8 @@ def say(text: str) -> None:
 
 
 RUNNERS = ("docker", "podman", "apptainer", "pyxis")
+NODE = "node"
+"""The level of a kit that checks a node again and again. It never pulls its image."""
 
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
@@ -208,6 +246,9 @@ class Kit(NamedTuple):
     expires: str
 
 
+ALONE = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none")
+
+
 def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
     """Return the options of docker or podman for these GPUs, for all without any.
 
@@ -217,6 +258,15 @@ def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
         return [word for name in cdi_names(gpus, devices) for word in ("--device", name)]
     uuids = ",".join(gpu.uuid for gpu in gpus)
     return ["--gpus", f'"device={uuids}"' if uuids else ALL]  # docker reads CSV
+
+
+def check_glibc(libraries: Sequence[str], probe: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise Stop if the driver's libraries need a newer glibc than the image, of which `probe` prints it."""
+    need = newest_need(libraries)
+    if need.version > FLOOR_GLIBC:
+        problem = glibc_problem(need, parse_glibc(capture(probe, environ).stdout))
+        if problem:
+            raise Stop(f"{problem}: use an image on {newer_base(need.version)}", EXIT_TOOL, "infrastructure")
 
 
 def docker_argv(
@@ -237,17 +287,18 @@ def docker_argv(
     ]  # fmt: skip
 
 
-def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int) -> list[str]:
+def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int, forward: str = "") -> list[str]:
     """Return the command line of apptainer.
 
-    `image` is a file. /tmp in the image is on the disk, in `work`.
+    `image` is a file. /tmp in the image is on the disk, in `work`. `forward` is the directory of the image's
+    libcuda if programs must use it, empty for the machine's own.
     """
     return [
-        *(program, "--silent", "exec", "--nv", "--containall", "--cleanenv", "--no-home", "--no-eval"),
-        *("--net", "--network", "none", "--pwd", "/", "--workdir", str(work / "scratch")),
+        *(program, "--silent", "exec", "--nv", *ALONE, "--pwd", "/", "--workdir", str(work / "scratch")),
         *(("--no-privs",) if uid == 0 else ()),
         *_mounts(work, "source", "destination", "ro"),
         image,
+        *(("/bin/sh", "-c", FIRST, forward) if forward else ()),
         *kit.argv,
     ]
 
@@ -353,6 +404,9 @@ class Docker:
         if here is None:
             reference = reference_of(self.kit, named)
             here = self._inspect(reference)
+            if here is None and self.kit.level == NODE:
+                hint = f"{self.name} pull {reference}"
+                raise Stop(f"the image is not on this machine: {hint}", EXIT_IMAGE)
             if here is None:
                 self._check_disk()
                 say(f"pulling {reference}")
@@ -363,15 +417,26 @@ class Docker:
             raise Stop(f"{named or self.kit.reference} is not the image that this kit is for", EXIT_USAGE)
         return str(here["Id"])
 
-    def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
-        """Run the container with these GPUs, all for none. Raises Stop if it was not started."""
+    def run(
+        self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu], _: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run the container with these GPUs, all for none. Raises Stop if it was not started.
+
+        NVIDIA's hook, which gives the container its GPUs, chooses the libcuda.
+        """
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
+        closed = ("--network", "none", "--cap-drop", "ALL", "--read-only", "--entrypoint", PROBE_GLIBC[0])
+        probe = (self.name, "run", "--rm", "--pull", "never", *closed, image, *PROBE_GLIBC[1:])
+        libraries = self.devices.libraries if self.devices.names else driver_libraries()
+        check_glibc(libraries, probe, self.environ)
         options = gpu_options(gpus, self.devices)
         argv = docker_argv(self.kit, image, work, name, visible, options, self.name)
         try:
             ended = follow(argv, self.environ, self.kit.timeout)
         finally:
-            capture([self.name, "rm", "--force", "--volumes", name], self.environ)
+            # A container whose process hangs in the driver cannot be removed.
+            limit = 5.0 if self.kit.level == NODE else None
+            capture([self.name, "rm", "--force", "--volumes", name], self.environ, limit)
         return _check_started(ended, self.name, (125, 126, 127), work)
 
     def clear(self) -> None:
@@ -457,6 +522,8 @@ class Apptainer:
         """Return the .sif file to run. Raises Stop if it is not available, or is another image."""
         if named and Path(named).is_file():
             return self._checked(Path(named).absolute())
+        if self.kit.level == NODE:
+            raise Stop("the image must be a .sif file on this machine: --image FILE.sif", EXIT_USAGE)
         reference, path = reference_of(self.kit, named), work / "image.sif"
         plain = [*(["--no-https"] * self.kit.plain_http), *(["--disable-cache"] * (not self.keep))]
         self._check_disk(work)
@@ -501,13 +568,25 @@ class Apptainer:
             raise Stop(text, EXIT_USAGE)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu]) -> EndedProcess:
+    def run(
+        self, image: str, work: Path, visible: str, gpus: Sequence[SelectedGpu], host: Mapping[str, Any]
+    ) -> EndedProcess:
+        """Run the .sif with the libcuda that NVIDIA's hook would choose, since apptainer has no hook.
+
+        `host` has all GPUs of the machine.
+        """
         (work / "scratch").mkdir()
         # Read by apptainer itself if it uses nvidia-container-cli. Else --nv binds all GPUs.
         inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
         if visible:
             inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
-        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid())
+        privileges = ["--no-privs"] * (os.geteuid() == 0)
+        probe = (self.program, "--silent", "exec", *ALONE, *privileges, image, *PROBE_GLIBC)
+        check_glibc(driver_libraries(), probe, self.environ)
+        look = [self.program, "--silent", "exec", *ALONE, *privileges, image, "/bin/sh", "-c", LOOK]
+        output = read_start(look, self.environ, 2 * HEAD)
+        forward = read_look(output, host["driver"], [gpu["name"] for gpu in host["gpus"]])
+        argv = apptainer_argv(self.kit, self.program, image, work, os.geteuid(), forward)
         ended = follow(argv, {**self.environ, **inside}, self.kit.timeout)
         return _check_started(ended, self.name, (255,), work)
 
@@ -538,6 +617,8 @@ class Pyxis:
         """Raise Stop outside a job, and without pyxis or an enroot that takes digests."""
         if self.kit.sif:
             raise Stop("this kit is for a .sif file, which pyxis cannot run: --runner apptainer", EXIT_USAGE)
+        if self.kit.level == NODE:
+            raise Stop("pyxis imports its image each time, which a kit for nodes never does", EXIT_USAGE)
         if "SLURM_JOB_ID" not in self.environ:
             raise Stop("this is not a job of Slurm", EXIT_TOOL)
         for program in ("srun", "enroot"):
@@ -568,7 +649,9 @@ class Pyxis:
         shutil.rmtree(cache, ignore_errors=True)
         return str(path)
 
-    def run(self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu]) -> EndedProcess:
+    def run(
+        self, image: str, work: Path, visible: str, _: Sequence[SelectedGpu], __: Mapping[str, Any]
+    ) -> EndedProcess:
         """Run a step of the job in the image. Raises Stop if it was not started.
 
         The step has the devices of the job, of which `visible` selects.

@@ -497,6 +497,10 @@ class FakeLocker:
         """METADATA of the package."""
         self.more: dict[Path, str] = {}
         """What its extras pin."""
+        self.uploaded = ""
+        """When all its files were."""
+        self.earlier: dict[Path, str] = {}
+        """What it pins of releases until a day."""
 
     def empty_lock(self, name: str, python: str, platform: str) -> Lock:
         machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
@@ -504,7 +508,7 @@ class FakeLocker:
 
     def project(self, name: str, _: Lock) -> tuple[IndexFile, ...]:
         files = [file for file in self.files if file.startswith(name)]
-        return tuple(IndexFile(filename=file, url="", sha256="") for file in files)
+        return tuple(IndexFile(filename=file, url="", sha256="", uploaded=self.uploaded) for file in files)
 
     def reach(self) -> None:
         if not self.files:
@@ -519,6 +523,10 @@ class FakeLocker:
 
     def located(self, request: WheelRequest) -> dict[LockedWheel, str]:
         self.solved.append(request)
+        if request.lock.cutoff:
+            if not self.earlier:
+                raise LockError("unsolvable", "nothing that old", hint="none")
+            return {locked(path): url for path, url in self.earlier.items()}
         more = self.more if "[" in request.requirements[0] else {}
         return {locked(path): url for path, url in {**self.pinned, **more}.items()}
 
@@ -726,6 +734,34 @@ def test_a_package_with_a_compiler_that_no_table_knows_is_unknown() -> None:
     compiling = replace(inspected, own_compilers=("libtvm.so",))
     answers = [predict_inspected(compiling, Capability(*pair))[0].answer for pair in ((8, 0), (7, 0))]
     assert answers == [Compatibility.UNKNOWN, Compatibility.NO]
+
+
+@pytest.mark.parametrize(
+    ("file", "uploaded", "dates", "answer"),
+    [
+        (DEMO, "2024-01-02T03:04:05.678901Z", ["2024-03-02"], "no"),
+        (DEMO.replace("cp38-abi3-manylinux_2_28_x86_64", "py3-none-any"), "2024-01-02T03:04:05Z", [], "yes"),
+        (DEMO, "", [], "yes"),  # the index has no times
+        (DEMO, "2999-01-02T03:04:05Z", [], "yes"),
+    ],
+)
+def test_a_compiled_package_is_judged_with_the_framework_of_its_time(
+    look_up: Call, index: Index, file: str, uploaded: str, dates: list[str], answer: str
+) -> None:
+    locker = index(file, demo=NEW, torch=OLD)
+    locker.older, locker.uploaded = ("torch",), uploaded
+    locker.earlier = dict(locker.pinned)
+    value = json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")
+    assert value["gpus"][0]["answer"] == answer
+    cutoffs = [request.lock.cutoff for request in locker.solved]
+    assert [f"{cutoff.time:%Y-%m-%d}" for cutoff in cutoffs if cutoff] == dates
+    assert all(day in value["source"] for day in dates)
+
+
+def test_without_a_solution_of_its_time_any_release_counts(look_up: Call, index: Index) -> None:
+    locker = index(DEMO, demo=NEW, torch=OLD)
+    locker.older, locker.uploaded = ("torch",), "2024-01-02T03:04:05Z"
+    assert json_of(look_up(*BLACKWELL, "--json"), "compat-scan-gpus")["gpus"][0]["answer"] == "yes"
 
 
 @pytest.mark.parametrize(("replaceable", "answer"), [((), "partly"), (("torch",), "yes")])

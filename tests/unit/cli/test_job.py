@@ -19,7 +19,7 @@ NAME = "pytorch-2.3-cu121"
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ((), ("gpus_minimum_memory = 1GB", "request_cpus = 4")),
+        ((), ("gpus_minimum_memory = 1GB", "request_cpus = 4", "retry_request_memory = 9GB")),
         (("--cpus", "2"), ("gpus_minimum_memory = 1GB", "request_cpus = 2")),
         (("--cpus", "1"), ("gpus_minimum_memory = 1GB", "request_cpus = 1")),
         (("--gpu-memory", "24GB"), ("gpus_minimum_memory = 24GB", "request_cpus = 4")),
@@ -37,6 +37,9 @@ def test_memory_and_cores(
     Path("told.json").write_text(json.dumps(TOLD))
     call("job", "write", NAME, "--resources-from", "told.json", *options)
     assert set(expected) <= set(Path(f"{NAME}.sub").read_text().splitlines())
+    assert call("job", "check", f"{NAME}.sub").out.endswith("no errors\n")
+    call("job", "write", NAME, "--resources-from", "told.json", "--memory", "4GB", "--force")
+    assert "retry_request_memory" not in Path(f"{NAME}.sub").read_text()
 
 
 @pytest.mark.parametrize(

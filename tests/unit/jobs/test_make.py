@@ -31,6 +31,7 @@ from imagefactory.verify.report import Hardware
 from tests.made.catalog import SIF_SUBJECT, make_catalog, make_image, signed
 from tests.made.command import Call, Said, say
 from tests.made.errors import fails
+from tests.made.offers import offer, verdict
 from tests.made.verdicts import (
     HOST,
     LAB,
@@ -132,8 +133,10 @@ def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> No
     assert gpu_rows(job) == []
 
 
-def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
+def test_no_script_is_written_for_gpus_that_it_cannot_check() -> None:
     with fails("amd-not-supported"):
+        resolve(for_cpus(cuda="rocm7", required=("gfx90a",)), site=find_site("slurm"))
+    with fails("not-verified"):
         resolve(for_cpus(cuda="rocm7", required=("gfx90a",)))
 
 
@@ -571,7 +574,7 @@ def test_no_verdict_is_exit_9_and_writes_nothing(call: Call, here: Path) -> None
     assert "predicted to run on 7.0" in " ".join(said.err.split())
     assert "--allow-unverified" in said.err
     assert [path.name for path in here.iterdir()] == ["train.sh"]
-    call("pytorch-2.4-cu124", "--allow-unverified")
+    call("pytorch-2.4-cu124", "--allow-unverified", "--site", "ospool")
     assert "# WARNING" in (here / "pytorch-2.4-cu124.sub").read_text()
 
 
@@ -690,3 +693,20 @@ def test_without_a_pool_the_rest_is_checked(
     said = call(f"{NAME}.sub", command="check")
     assert "condor_status" in said.err
     assert "no errors" in said.out
+
+
+@pytest.mark.parametrize(
+    ("site", "capabilities", "matches"),
+    [("chtc", ("7.0", "7.5"), True), ("generic", ("7.0",), True), ("chtc", ("7.0",), False)],
+)
+def test_gpus_that_are_older_than_those_of_the_site(
+    site: str, capabilities: tuple[str, ...], matches: bool
+) -> None:
+    offered = offer(*map(verdict, capabilities))
+    request = JobParameters(target=offered.image.target, site=find_site(site), executable="train.sh")
+    if matches:
+        job = resolve_job(offered, request, TrustRules(), NOW)
+        assert [str(row.capability) for row in job.classes] == list(capabilities)
+    else:
+        with fails("no-matching-gpu"):
+            resolve_job(offered, request, TrustRules(), NOW)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagefactory.errors import UsageError
+from imagefactory.gpu.forward import FIRST
 from imagefactory.model import RunSpec
 from imagefactory.runtime.apptainer import CallerIdentity, gpu_options, plan
 from imagefactory.runtime.devices import GpuDevices
@@ -34,6 +35,15 @@ def test_gpus_are_asked_for_by_their_makers_options() -> None:
     asked = plan("apptainer", "a.sif", RunSpec(argv=("true",), gpus=True), caller, started=3).argv
     assert ("--rocm" in asked, "--nv" in asked) == (True, False)
     assert "--rocm" not in plan("apptainer", "a.sif", RunSpec(argv=("true",)), caller, started=3).argv
+
+
+def test_the_images_libcuda_comes_first_after_the_image_has_set_its_variables() -> None:
+    caller = replace(CALLER, forward="/usr/local/cuda/compat")
+    words = plan("apptainer", "a.sif", RunSpec(argv=("true", "a b"), gpus=True), caller, started=3)
+    *_, script, name, first, second = words.argv
+    assert (name, first, second) == ("/usr/local/cuda/compat", "true", "a b")
+    assert script == f"echo >/dev/fd/3; {FIRST}"
+    assert not any("LD_LIBRARY_PATH" in variable for variable, _ in words.environment)
 
 
 def test_nvidia_container_cli_gets_the_selected_gpus() -> None:

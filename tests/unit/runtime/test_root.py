@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from imagefactory.runtime.sandbox import root as room
-from imagefactory.runtime.sandbox.root import mounts_below, open_target
+from imagefactory.runtime.sandbox.root import mounts_below, open_target, read_forward
 from imagefactory.runtime.sandbox.syscalls import (
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
@@ -242,3 +242,21 @@ LINES = (
 )
 def test_mounts_below(folder: str, points: list[str]) -> None:
     assert mounts_below(folder, LINES) == points
+
+
+def test_the_images_libcuda_is_read_without_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, place = "libcuda.so.575.57.08", tmp_path / "cuda-12.9/compat"
+    (tmp_path / "cuda").symlink_to("cuda-12.9")
+    assert read_forward(str(tmp_path / "cuda/compat")) == ([], b"")
+    place.mkdir(parents=True)
+    os.mkfifo(place / name)  # does not block
+    assert read_forward(str(tmp_path / "cuda/compat")) == ([], b"")
+    (place / name).unlink()
+    (place / name).write_bytes(b"head")
+    (place / "libcuda.so.1").symlink_to(name)
+    (place / "libcuda.so.560.1").symlink_to(name)
+    assert read_forward(str(tmp_path / "cuda/compat")) == ([name], b"head")
+    (place / "libcuda.so.570.1").write_bytes(b"")
+    assert read_forward(str(place)) == (["libcuda.so.570.1", name], b"")
+    monkeypatch.setattr(room, "MOST_NAMES", 2)
+    assert read_forward(str(place)) == ([], b"")

@@ -377,6 +377,12 @@ def test_found_devices_and_libraries(machine: Path, monkeypatch: pytest.MonkeyPa
         ("libnvidia-ml.so.1", "libnvidia-ml.so.550.90.07"),
     )
     assert found.programs == (str(machine / "bin/nvidia-smi"),)
+    assert found.models == ()
+    for bus, model in (("0000:07:00.0", "NVIDIA A40"), ("0000:08:00.0", "NVIDIA A100-PCIE-40GB")):
+        (machine / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
+        text = f"Model: \t\t {model}\nIRQ:   \t\t 90\n"
+        (machine / "proc/driver/nvidia/gpus" / bus / "information").write_text(text)
+    assert find(machine).models == ("NVIDIA A100-PCIE-40GB", "NVIDIA A40")
     assert found.driver == "550.90.07"
     assert count_gpus(find_device_nodes(machine / "dev")) == 2
 

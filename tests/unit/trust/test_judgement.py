@@ -26,6 +26,7 @@ from imagefactory.trust.keys import PublicKey
 from imagefactory.trust.policy import AcceptancePolicy, TrustGrant, TrustRules, add_key
 from imagefactory.trust.verdict import Revocation, VerdictStatus, VerificationResult, format_verdict, sign
 from imagefactory.verify.report import EVIDENCE_KIT, VerifiedImage
+from imagefactory.verify.suite_files import EARLIER_SUITES
 from tests.made.verdicts import (
     COURT,
     DAY,
@@ -332,4 +333,4 @@ def test_court_takes_the_present_suite_and_the_policy_s() -> None:
     court = VerificationPolicy(
         trust=TrustRules(policy=AcceptancePolicy(suites=(digest("1"),))), suite=SUITE, now=NOW
     )
-    assert court.suites == (SUITE, digest("1"))
+    assert court.suites == (SUITE, *EARLIER_SUITES, digest("1"))
