@@ -197,7 +197,8 @@ def _gpu(attributes: Mapping[str, Value]) -> PoolGpu | None:
         {**common, **device_attributes} if isinstance(device_attributes, Mapping) else common,
         free=False,
     )
-    return gpu if isinstance(gpu, PoolGpu) else None
+    # The processor of an AMD GPU is empty or begins with gfx: the suite does not run on it.
+    return gpu if isinstance(gpu, PoolGpu) and gpu.capability[:1].isdigit() else None
 
 
 def _parse_time(text: str, latest: datetime, to_utc: Callable[[datetime], datetime]) -> datetime:
