@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -120,19 +121,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     """Last, the files that took most, and the command line of each test that failed, to type it alone."""
     yield
     stats = terminalreporter.stats
-    seconds: dict[str, float] = {}
+    files, tests = Counter[str](), Counter[str]()
     for report in [
         one for name in ("", "passed", "failed", "error", "skipped") for one in stats.get(name, ())
     ]:
-        file, used = (
-            report.nodeid.partition("::")[0],
-            [v for name, v in report.user_properties if name == CPU],
-        )
-        seconds[file] = seconds.get(file, 0.0) + sum(used)
-    if len(seconds) > 1 and sum(seconds.values()) > 60:
-        terminalreporter.section("processor seconds of files, services apart")
-        for file in sorted(seconds, key=lambda file: -seconds[file])[:40]:
-            terminalreporter.write_line(f"{seconds[file]:8.1f} {file}")
+        used = sum(value for name, value in report.user_properties if name == CPU)
+        files[report.nodeid.partition("::")[0]] += used
+        tests[report.nodeid] += used
+    if len(files) > 1 and files.total() > 60:
+        terminalreporter.section("processor seconds of files and of their long tests, services apart")
+        for file, used in files.most_common(40):
+            terminalreporter.write_line(f"{used:8.1f} {file}")
+            for nodeid, part in tests.most_common():
+                if nodeid.startswith(f"{file}::") and part >= 10:
+                    terminalreporter.write_line(f"{part:16.1f} {nodeid.partition('::')[2]}")
     failed = {report.nodeid: None for report in [*stats.get("failed", ()), *stats.get("error", ())]}
     settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("FACTORY_TEST_")]
     for nodeid in failed:

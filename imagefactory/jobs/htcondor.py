@@ -22,10 +22,14 @@ from imagefactory.jobs.spec import (
     header,
     run_directory,
 )
-from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION
+from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION, amd_name_expression
 from imagefactory.schedulers.sizes import MB, format_size
 
 SUFFIX = ".sub"
+AMD_MACHINE = '(versionGE(substr(TARGET.CondorVersion, 16), "25.8.2"))'
+"""A machine that opens AMD GPUs to containers (--rocm): its version begins `$CondorVersion: 25.8.2`. Source:
+HTCondor version history, 25.8.2.
+"""
 
 
 def write_htcondor(spec: JobSpec) -> dict[str, str]:
@@ -50,7 +54,12 @@ def write_htcondor(spec: JobSpec) -> dict[str, str]:
 
 def _format_submit(spec: JobSpec) -> str:
     site, address = spec.site, spec.image.address
-    needs = [f'(Arch == "{ARCHITECTURES[spec.platform]}")', *site.requirements(address)]
+    amd = any(gpu_class.capability.processor for gpu_class in spec.classes)
+    needs = [
+        f'(Arch == "{ARCHITECTURES[spec.platform]}")',
+        *([AMD_MACHINE] if amd and spec.gpus else []),
+        *site.requirements(address),
+    ]
     options = {"gpus": bool(spec.gpus), "resumes": bool(spec.checkpoint)}
     groups = [
         header(spec),
@@ -92,12 +101,17 @@ def format_gpu_request(classes: Sequence[GpuClass], memory: int = 0, *, slices: 
 
         one range, one driver    gpus_minimum_capability, gpus_maximum_capability, gpus_minimum_runtime
         otherwise                require_gpus = member(Capability, {7.0, 8.0}) && DriverVersion >= 12.4
+        AMD                      require_gpus = Capability == 9.0 && regexp("...MI210...", DeviceName, "i")
 
     A name in `require_gpus` silently cancels the limits that `gpus_*` set for it (condor_submit manual), so
     the two forms compare different names. `gpus_minimum_runtime` is compared with `MaxSupportedVersion`
     (12040), and `DriverVersion` is a float (12.4). Both are the newest CUDA version that the driver supports.
     """
     classes = sorted(classes, key=lambda gpu_class: gpu_class.capability)
+    if classes[0].capability.processor:
+        either = " || ".join(f"({amd_name_expression(gpu_class.capability)})" for gpu_class in classes)
+        size = f" && GlobalMemoryMb >= {-(-memory // MB)}" if memory else ""
+        return [f"require_gpus = ({either}){size}" if size else f"require_gpus = {either}"]
     cudas = sorted({gpu_class.cuda for gpu_class in classes}, key=lambda cuda: numbers(cuda or "0"))
     capabilities = [gpu_class.capability for gpu_class in classes]
     whole = [] if slices else [WHOLE_GPU_EXPRESSION]

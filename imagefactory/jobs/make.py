@@ -64,11 +64,11 @@ def resolve_job(offer: ImageOffer, request: JobParameters, trust: TrustRules, no
         request.kind,
         default_form=image.target if request.own else "",
     )
-    if rocm_of(image.cuda) and request.site.batch != KUBERNETES:
+    if rocm_of(image.cuda) and request.site.batch == SLURM:
         raise UsageError(
             "amd-not-supported",
-            f"{image.target} is for AMD GPUs, but HTCondor does not show the processor of an AMD GPU",
-            hint="write the submit file yourself, and list the machines in its requirements",
+            f"{image.target} is for AMD GPUs, but scripts for Slurm check only NVIDIA GPUs",
+            hint="write the script yourself: apptainer exec --rocm",
         )
     classes, excluded = form.grounds.classes, form.grounds.refused
     if image.gpu:

@@ -8,7 +8,7 @@ First, matrix/plan.py skips cells by its rules. Then cells are skipped that no G
 verdict covers. `allow` of a rule includes its cells again, except for `no-gpu`, `no-match`, `avoided` and
 `mig`: these jobs would never start, or the rule has another option.
 
-    no-gpu     the image is for CPUs, or for AMD GPUs, whose processor no pool reports
+    no-gpu     the image is for CPUs, or for AMD GPUs, on which sweeps do not verify
     newest     older than the newest versions that were requested
     blocked    there is no lock to build from
     no-match   no GPU of the pool has that capability and a driver for the image
@@ -292,9 +292,11 @@ def _unknown_gpu_note(inventory: Inventory) -> tuple[str, ...]:
 
 
 def _by_row(inventory: Inventory) -> dict[_Row, list[PoolGpu]]:
+    """Return the NVIDIA GPUs of a pool by what verdicts are about."""
     rows: dict[_Row, list[PoolGpu]] = {}
     for gpu in inventory.known:
-        rows.setdefault((parse_capability(gpu.capability), gpu.part), []).append(gpu)
+        if not (capability := parse_capability(gpu.capability)).processor:
+            rows.setdefault((capability, gpu.part), []).append(gpu)
     return rows
 
 
@@ -323,7 +325,7 @@ def _newest(
 def _for_others(stage: TargetStatus) -> str:
     """Return why an image cannot run on the GPUs of a pool, empty if it can."""
     if rocm_of(stage.target.cuda):
-        return "the image is for AMD GPUs, and pools do not report their processor"
+        return "the image is for AMD GPUs, and sweeps verify only on NVIDIA GPUs"
     return "" if stage.target.gpu else "the image is only for CPUs"
 
 

@@ -425,9 +425,11 @@ def _parse_gpu(job_directory: _JsonLocation, value: object) -> PoolGpu:
     try:
         if driver != "":
             parse_driver(driver)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         row.at("driver").refuse(driver, "write the driver version, such as 550.54.15")
-    capability = row.text("capability", r"[0-9]{1,2}\.[0-9]", "a compute capability such as 8.6")
+    capability = row.text(
+        "capability", r"[0-9]{1,2}\.[0-9]|gfx[0-9]{1,2}[0-9a-f]{2}", "a compute capability such as 8.6"
+    )
     name = row.text("name", DEVICE, "the name that the driver reports")
     return PoolGpu(
         id=row.text("id", ID, "the pool's name for it, such as GPU-a0223334"),

@@ -30,7 +30,7 @@ from imagefactory.errors import CheckFailedError, StoreError, UsageError, os_pro
 from imagefactory.fs import remove_inside
 from imagefactory.serialize import printable_value
 from imagefactory.settings.load import NONCE_STORE_KEY
-from imagefactory.verify.report import LEVELS, VerifiedImage
+from imagefactory.verify.report import LEVELS, NODE, VerifiedImage
 
 FORMAT = 1
 NONCE = re.compile(r"[0-9a-f]{32}")
@@ -414,7 +414,7 @@ def _parse(path: Path, nonce: str, key: bytes) -> tuple[IssuedNonce, bytes]:
     try:
         entry, end, signed = path.read_bytes().partition(_END)
         data = json.loads(entry + end)
-        if data["format"] != FORMAT or data["nonce"] != nonce or data["level"] not in LEVELS:
+        if data["format"] != FORMAT or data["nonce"] != nonce or data["level"] not in (*LEVELS, NODE):
             raise ValueError("it is not the entry of this nonce")
         if (path.parent.name == SPENT_DIRECTORY) != (data["spent"] is not None):
             raise ValueError("its directory and its content disagree on whether the nonce is spent")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from imagefactory.errors import StatementError, os_reason
+from imagefactory.gpu.forward import FORWARD_LIBRARY
 from imagefactory.model import CheckResult, CheckState, CommandResult, Outcome
 from imagefactory.serialize import (
     LARGEST_COUNT,
@@ -221,9 +222,13 @@ class RawResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSuiteReport:
-    """A report of the GPU suite. `running` is the check in progress at the last write, empty at the end."""
+    """A report of the GPU suite. `running` is the check in progress at the last write, empty at the end.
+
+    `libcuda` is the path of the library that answered, empty if unknown.
+    """
 
     cuda: str
+    libcuda: str
     device: GpuIdentity | None
     running: str
     rows: tuple[SuiteCheck, ...]
@@ -240,6 +245,7 @@ def _fields(level: str) -> ObjectSchema:
         level=object,
         rehearsal=object,
         cuda=Annotated[str, Pattern(_CUDA, empty=True)],
+        libcuda=AnyText,
         device=Annotated[object, _DEVICE] | None,
         running=Annotated[str, Choices(("", *names))],
         checks=checks_schema(names, table.OUTCOMES, MOST_NUMBERS),
@@ -258,7 +264,36 @@ def parse_suite_report(data: bytes, expectations: Mapping[str, Any]) -> GpuSuite
     if len({check.result.name for check in checks}) != len(checks):
         raise InvalidReportError("the report contains a check twice")
     device = report["device"] and GpuIdentity(**{**report["device"], "name": clean(report["device"]["name"])})
-    return GpuSuiteReport(cuda=report["cuda"], device=device, running=report["running"], rows=checks)
+    return GpuSuiteReport(
+        cuda=report["cuda"],
+        libcuda=clean(report["libcuda"]),
+        device=device,
+        running=report["running"],
+        rows=checks,
+    )
+
+
+def from_image(libcuda: str, driver: str) -> bool:
+    """Return whether a libcuda is the image's, for older drivers: its version is not that of the driver.
+
+    `libcuda` is a path in a container. The name of the machine's own may have no version there.
+    """
+    match = FORWARD_LIBRARY.fullmatch(libcuda.rpartition("/")[2])
+    return match is not None and bool(driver) and match[1] != driver
+
+
+def _with_libcuda(hardware: Hardware | None, libcuda: str) -> Hardware | None:
+    """Return the host with notes on the libcuda that answered: its path, its version, `host` or `compat`."""
+    if hardware is None or not libcuda:
+        return hardware
+    compat = from_image(libcuda, hardware.driver)
+    version = libcuda.rpartition(".so.")[2] if compat else hardware.driver
+    notes = (
+        ("libcuda", libcuda),
+        ("libcuda-version", version),
+        ("libcuda-source", "compat" if compat else "host"),
+    )
+    return replace(hardware, notes=(*hardware.notes, *notes))
 
 
 def not_started(run: GpuRun, outcome: Outcome, reason: str) -> GpuReport:
@@ -297,6 +332,7 @@ def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
         report,
         device=suite_report.device,
         cuda=suite_report.cuda,
+        hardware=_with_libcuda(run.hardware, suite_report.libcuda),
         waived=tuple(check.name for check in checks if _waived(check, run)),
         contradictions=_contradictions(run, suite_report, judged),
     )

@@ -19,7 +19,10 @@ from imagefactory.suite import table
 SUITE_DIRECTORY = Path(suite.__file__).parent
 INSIDE = "/imagefactory"
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = f"{INSIDE}/suite", f"{INSIDE}/expect", f"{INSIDE}/report"
-EARLIER_SUITES = ("sha256:5193755e8678daeb0fd58e8b8aba0f9569fa1541ed41e67390a14aada1328a1b",)
+EARLIER_SUITES = (
+    "sha256:5193755e8678daeb0fd58e8b8aba0f9569fa1541ed41e67390a14aada1328a1b",
+    "sha256:d6811c5d1ed7d898789355a8c7f2a91a64d4c74c28c608e073b0d58a9c4bc48e",
+)
 """Suites that make the same checks of one GPU as this one, so their verdicts count too."""
 EXPECTATIONS_NAME, REPORT_NAME = "expectations.json", "report.json"
 

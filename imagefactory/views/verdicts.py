@@ -33,11 +33,20 @@ _LATENCY = re.compile(r"(?P<model>.+)-(?P<device>cpu|gpu)-(?P<engine>.+)-(?P<per
 def format_gpu_run(report: GpuReport, width: int | None = None) -> str:
     """Return the GPU, the checks, the latencies, and the outcome of a run."""
     room = max(min(width or WIDTH, WIDTH), MIN_WIDTH)
-    blocks = [_machine_text(report), format_checks(report.checks, room)]
+    machine = "\n".join(line for line in (_machine_text(report), forward_note(report)) if line)
+    blocks = [machine, format_checks(report.checks, room)]
     if latencies := format_latencies(report.checks):
         blocks.append(latencies)
     blocks.append(_outcome(report, room))
     return "\n\n".join(block for block in blocks if block)
+
+
+def forward_note(report: GpuReport) -> str:
+    """Return which libcuda answered, if it was the image's and not that of the driver, else empty."""
+    facts = dict(report.hardware.notes) if report.hardware else {}
+    if facts.get("libcuda-source") != "compat":
+        return ""
+    return f"by forward compatibility: libcuda {facts['libcuda-version']} of the image ({facts['libcuda']})"
 
 
 def format_checks(checks: Iterable[CheckResult], width: int) -> str:
@@ -232,6 +241,7 @@ def _checks(judged: VerificationResult, width: int | None) -> list[str]:
     ]
     table = format_table(("CHECK", "STATUS", "TIME", "NUMBERS"), rows, width, ("TIME",))
     notes = [f"contradicts the prediction: {text}" for text in report.contradictions]
+    notes += [forward] if (forward := forward_note(report)) else []
     return ["", f"{short(judged.name)}: {report.reason or report.outcome.value}", *notes, table]
 
 

@@ -61,6 +61,7 @@ def assert_several(factory: Factory, target: str, folder: Path) -> None:
     assert {check: row["state"] for check, row in rows.items()} == {
         "gpus": "passed",
         "peer-to-peer": "passed",
+        "transport": "passed",
         "data-parallel": "passed",
     }
     assert all("rehearsed on the CPU" in row["detail"] for row in rows.values())

@@ -46,6 +46,7 @@ def whole(run: GpuRun) -> dict[str, Any]:
         "level": run.asked["level"],
         "rehearsal": run.asked["rehearsal"],
         "cuda": "12.4",
+        "libcuda": "",
         "device": None if run.asked["rehearsal"] else dict(DEVICE),
         "running": "",
         "checks": [

@@ -226,6 +226,7 @@ def suite_report(level: str = "quick", **changes: Any) -> dict[str, Any]:
         "level": level,
         "rehearsal": False,
         "cuda": "12.4",
+        "libcuda": "",
         "device": {"name": "Test GPU", "capability": "8.0", "uuid": UUID, "memory": 16 << 30},
         "running": "",
         "checks": rows,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from imagefactory.errors import UsageError
 from imagefactory.extras.lint.classads import ClassAdExpression, Plain, literal, make_ad, parse_expression
 from imagefactory.extras.lint.reader import QueueStatement
+from imagefactory.gpu.capability import parse_capability
 from imagefactory.schedulers.htcondor.ads import is_inventory_attribute
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.schedulers.sizes import MB, parse_size
@@ -313,11 +314,12 @@ def _of_gpu(request: JobRequest, machine: PoolMachine, gpu: PoolGpu) -> tuple[st
 
 def gpu_values(gpu: PoolGpu) -> dict[str, Plain]:
     """Return the nested ad of a GPU with the attributes that the inventory has."""
+    capability = parse_capability(gpu.capability) if gpu.capability else None
     values: dict[str, Plain] = {
         "Id": gpu.id,
         "DeviceUuid": gpu.uuid.removeprefix("GPU-"),
         "DeviceName": gpu.name,
-        "Capability": float(gpu.capability),
+        "Capability": float(f"{capability.major}.{capability.minor}") if capability else 0,
         "GlobalMemoryMb": gpu.memory // MB,
         "NvidiaDriver": gpu.driver,
     }

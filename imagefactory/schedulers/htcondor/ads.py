@@ -5,8 +5,9 @@ A GPU has a nested ad in the ad of its slot, with the name of the GPU (`GPUs_GPU
 partitionable slot lists the GPUs without a job; its dynamic slots list the other GPUs again, so they are
 skipped. Sources: HTCondor startd (ResAttributes.cpp) and condor_gpu_discovery.
 
-GPUs that no job can request are skipped, with a line in `Inventory.notes`: offline GPUs, AMD GPUs (their ads
-use the same numbers as NVIDIA's), and GPUs without a Capability, which match no job that requires one.
+An AMD GPU (HTCondor 25) has the numbers of its processor as Capability: 9.0 for gfx90a and gfx906. Its name
+tells which it is, if amd.toml has that name; otherwise its capability is unknown. GPUs that no job can
+request are skipped, with a line in `Inventory.notes`: offline GPUs, and GPUs without a Capability.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from imagefactory.errors import ToolError
-from imagefactory.gpu.capability import parse_capability
+from imagefactory.gpu.capability import Capability, parse_capability
 from imagefactory.gpu.drivers import parse_driver
+from imagefactory.gpu.knowledge.gpus import amd_gpus, find_amd
 from imagefactory.gpu.values import mig_profile
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolMachine
 from imagefactory.verify.outcome import clean
@@ -47,6 +49,7 @@ WHOLE_GPU_EXPRESSION = 'regexp(" mig ", DeviceName, "i") =!= true'
 1g.5gb`.
 """
 AMD = re.compile(r"\b(amd|radeon|instinct|gfx[0-9a-f]+)\b", re.IGNORECASE)
+_PROCESSOR = re.compile(r"\bgfx[0-9a-f]{3,4}\b", re.IGNORECASE)
 _EXPRESSION = re.compile(r"/Expr\((.*)\)/", re.DOTALL)
 _WHOLE_MACHINE_ATTRIBUTES = {
     "Cpus": "TotalSlotCpus",
@@ -230,13 +233,13 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
     """
     properties = {key.lower(): value for key, value in row.items()}
     name = _text(properties.get("devicename"), DEVICE)
-    if AMD.search(name) or "xnack" in properties:
-        return f"{name or 'it'} is AMD's, and has no compute capability"
     number = properties.get("capability")
     try:
-        capability = str(parse_capability(f"{number:.1f}" if _is_number(number) else ""))
+        reported = parse_capability(f"{number:.1f}" if _is_number(number) else "")
     except ValueError:
         return "it reports no Capability, and no job that requests one matches it"
+    amd = AMD.search(name) or not properties.keys().isdisjoint(("xnack", "rocm"))
+    capability = processor_of(name, reported) if amd else str(reported)
     uuid = _text(properties.get("deviceuuid"), ID)
     memory = properties.get("globalmemorymb")
     driver = properties.get("nvidiadriver")
@@ -250,11 +253,33 @@ def read_gpu(id: str, row: Ad, *, free: bool) -> PoolGpu | str:
         name=name,
         capability=capability,
         memory=int(memory) * 2**20 if _is_number(memory) and 0 < memory < 1e9 else 0,
-        driver=driver,
-        cuda=_cuda(properties),
+        driver="" if amd else driver,
+        cuda="" if amd else _cuda(properties),
         mig=id.startswith("MIG-") or uuid.startswith("MIG-") or bool(mig_profile(name)),
         free=free,
     )
+
+
+def processor_of(name: str, number: Capability) -> str:
+    """Return the processor of an AMD GPU (`gfx90a`) by its name and number, empty if it is unknown."""
+    if match := _PROCESSOR.search(name):
+        text = match[0].lower()
+    else:
+        model = find_amd(re.findall(r"[a-z0-9]+", name.lower()))
+        text = str(model.processor) if model else ""
+    try:
+        processor = parse_capability(text)
+    except ValueError:
+        return ""
+    return text if (processor.major, processor.minor) == (number.major, number.minor) else ""
+
+
+def amd_name_expression(processor: Capability) -> str:
+    """Return an expression that is true for the AMD GPUs of which `processor_of` is this processor."""
+    names = [str(processor), *(gpu.name for gpu in amd_gpus() if gpu.processor == processor)]
+    words = "|".join(sorted(names))
+    pattern = f"(^|[^a-z0-9])({words})([^a-z0-9]|$)"
+    return f'Capability == {processor.major}.{processor.minor} && regexp("{pattern}", DeviceName, "i")'
 
 
 def _cuda(properties: Ad) -> str:

@@ -60,6 +60,7 @@ from imagefactory.verify.outcome import (
     InvalidReportError,
     RawResult,
     clean,
+    from_image,
     outcome_of,
     parse_suite_report,
 )
@@ -196,7 +197,8 @@ def _gpu(attributes: Mapping[str, Value]) -> PoolGpu | None:
         {**common, **device_attributes} if isinstance(device_attributes, Mapping) else common,
         free=False,
     )
-    return gpu if isinstance(gpu, PoolGpu) else None
+    # The processor of an AMD GPU is empty or begins with gfx: the suite does not run on it.
+    return gpu if isinstance(gpu, PoolGpu) and gpu.capability[:1].isdigit() else None
 
 
 def _parse_time(text: str, latest: datetime, to_utc: Callable[[datetime], datetime]) -> datetime:
@@ -541,7 +543,10 @@ def disagreement(gpu: PoolGpu, run: SuiteRun, suite: GpuSuiteReport) -> str:
         return f"the suite says {device.uuid} has capability {device.capability}, the startd {gpu.capability}"
     if gpu.name and _plain_name(gpu.name) != _plain_name(device.name):
         return f"the suite calls {device.uuid} '{device.name}', the startd '{gpu.name}'"
-    if gpu.cuda and suite.cuda and _version(gpu.cuda) != _version(suite.cuda):
+    driver = gpu.driver or (run.hardware.driver if run.hardware else "")
+    # The image's libcuda for older drivers takes newer CUDA than the driver.
+    newer = from_image(suite.libcuda, driver) and _version(gpu.cuda) < _version(suite.cuda)
+    if gpu.cuda and suite.cuda and not newer and _version(gpu.cuda) != _version(suite.cuda):
         return f"the suite's driver takes CUDA {suite.cuda}, the startd's {gpu.cuda}"
     if run.hardware is None:
         return ""

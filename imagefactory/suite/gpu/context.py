@@ -27,7 +27,7 @@ class MeasuredFailure(CheckFailure):
 
 @dataclass(frozen=True)
 class FindingWithFacts(Finding):
-    """A Finding with `facts` for the report: `cuda` (`12.4`) and `device`, as in GpuContext."""
+    """A Finding with `facts` for the report: `cuda` (`12.4`), `libcuda` (a path) and the `device`."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
 

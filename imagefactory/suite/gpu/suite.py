@@ -32,7 +32,7 @@ VISIBLE_DEVICES, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 REHEARSED = "a rehearsal on the CPU: the driver was not used"
 
 # The facts of T0 in the report.
-REPORTED = ("cuda", "device")
+REPORTED = ("cuda", "libcuda", "device")
 
 # Without these a framework has nothing to run on.
 NEEDED = ("driver", "device", "vector-add")
@@ -81,6 +81,7 @@ def main(expectations: str, report: str) -> int:
         "level": request.level,
         "rehearsal": request.rehearsal,
         "cuda": "",
+        "libcuda": "",
         "device": None,
         "running": "",
         "checks": [],

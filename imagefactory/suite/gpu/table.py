@@ -47,7 +47,7 @@ PARTS = {
     "portability": ("portability",),
     "profile": ("profile",),
     # All visible GPUs of one capability, a process for each.
-    "several": ("gpus", "peer-to-peer", "all-reduce", "data-parallel"),
+    "several": ("gpus", "peer-to-peer", "all-reduce", "transport", "data-parallel"),
 }
 # Variables that the driver reads at start (CUDA C++ Programming Guide, "CUDA Environment Variables"). The
 # image's own settings of JIT_VARIABLES are removed from every part first. Loading is lazy in `ptx`, or a

@@ -25,24 +25,35 @@ from imagefactory.actions.verify import (
     KitResult,
     VerifyOptions,
     collect,
+    format_signed_numbers,
     write_kit,
 )
-from imagefactory.errors import EXIT_REGISTRY, CheckFailedError, NoGpuError, RegistryError, UsageError
+from imagefactory.errors import (
+    EXIT_REGISTRY,
+    CheckFailedError,
+    NoGpuError,
+    RegistryError,
+    StatementError,
+    UsageError,
+)
 from imagefactory.model import Outcome, Target
 from imagefactory.oci.layout import reference
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QuietProgress
 from imagefactory.project import Project
+from imagefactory.serialize import format_time
 from imagefactory.trust.keys import PublicKey, keys_directory, make_key
 from imagefactory.trust.policy import TrustGrant, add_key
-from imagefactory.trust.verdict import VerdictStatus, VerificationResult
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult, sign
 from imagefactory.verify.nonces import NonceStore
 from imagefactory.verify.report import EVIDENCE_ACTIONS, EVIDENCE_KIT
+from tests.made.command import say
 from tests.made.errors import fails
 from tests.made.factory import NAME, put_image
 from tests.made.kit import Bench, answer, docker, suite_report
 from tests.made.registry import RegistryMadeHere, registry_made_here
 from tests.made.trusted import write_settings
+from tests.made.verdicts import LAB
 from tests.services.gpu_host import make_host
 
 TAG = "2.3-cu121-sm80"
@@ -455,3 +466,58 @@ def test_a_tag_that_stays_fails_the_command_but_not_the_verdict(
     told = json.loads(capsys.readouterr().out)
     assert [row["outcome"] for row in told["results"]] == ["verified"]
     assert [error["message"] for error in told["errors"]] == [f"cannot delete {TAG}"]
+
+
+# --- a kit for nodes ------------------------------------------------------------------------------
+
+
+def test_a_kit_for_nodes_has_the_numbers_of_valid_verdicts(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = VerifyOptions(level="node", registry=site.registry.host)
+    order = KitDestination(folder=tmp_path / "node")
+    with fails("not-verified"):
+        write_kit(site.factory, NAME, options, order, QuietProgress())
+    assert not order.folder.exists()
+    checks = suite_report()["checks"]
+    for row in checks:
+        if row["name"] == "transfers":
+            row["numbers"] = {"pinned-up-gb-per-s": 24.5, "bytes": 1.0}
+        if row["name"] == "matmul":
+            row["numbers"] = {"float32-odd-error": 1e-6, "float32-odd-bound": 1e-4, "exact-error": 0.0}
+    site.runs(checks=checks)
+    report = site.collects().report
+    assert report.outcome is Outcome.VERIFIED
+    assert report.hardware is not None
+    written = write_kit(site.factory, NAME, options, order, QuietProgress())
+    ((name, end),) = written.gpus
+    assert (name, end) == ("Test GPU", written.expires.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    signed = json.loads((order.folder / "signed.json").read_text())
+    gpu = signed["gpus"]["Test GPU"]
+    assert gpu["driver"] == "550.90.07"
+    assert gpu["checks"]["transfers"] == {"pinned-up-gb-per-s": 24.5}
+    assert gpu["checks"]["matmul"] == {"float32-odd-error": pytest.approx(0.01)}
+    bench = replace(site.bench, kit=order.folder)
+    docker(bench, {"report": suite_report("node", target=NAME)}, Id=site.image.config)
+    capsys.readouterr()
+    assert bench.run() == 0
+    assert capsys.readouterr().out == 'ImagefactoryNode = "passed: 1 x Test GPU"\n'
+    with fails("kit-without-result"):
+        collect(site.factory, order.folder, CollectOptions(), datetime.now(UTC), QuietProgress())
+    now = datetime.now(UTC)
+    with pytest.raises(StatementError):
+        sign(replace(report, level="node"), LAB, now=now, days=9)
+    lower = replace(report, hardware=replace(report.hardware, driver="550.9.1"))
+    both = format_signed_numbers([(report, now), (lower, now + timedelta(days=1))], waive=("memory",))
+    assert (both["gpus"]["Test GPU"]["driver"], "memory" in both["checks"]) == ("550.9.1", False)
+    assert both["gpus"]["Test GPU"]["expires"] == format_time(now + timedelta(days=1))
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--kit", "k", "--nonce-dir", "n"), ("--kit", "k", "--capability", "8.0")]
+)
+def test_the_level_of_nodes_is_for_kits(
+    factory: Project, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = say(capsys, "-C", factory.settings.root.value, "verify", NAME, "--suite", "node", *more)
+    assert (said.code, said.error_codes) == (2, ("option-conflict",))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from imagefactory.errors import UsageError
-from imagefactory.jobs.htcondor import format_arguments, format_gpu_request, write_htcondor
+from imagefactory.gpu.capability import parse_capability
+from imagefactory.jobs.htcondor import AMD_MACHINE, format_arguments, format_gpu_request, write_htcondor
 from imagefactory.jobs.spec import RUN
 from imagefactory.schedulers.htcondor.ads import WHOLE_GPU_EXPRESSION
 from imagefactory.schedulers.pool import ImageKind
@@ -350,3 +351,22 @@ def test_no_value_of_a_sweep_becomes_another_node() -> None:
         assert text == f'JOB run-1 train.sub\nVARS run-1 run="1" value_lr="{value}"\n'
         assert not set('"\\$\n') & set(value)
     assert count > VALUES // 20
+
+
+MI = '(Capability == 9.0 && regexp("(^|[^a-z0-9])(MI210|MI250|MI250X|gfx90a)([^a-z0-9]|$)", DeviceName, "i"))'
+MI100 = '(Capability == 9.0 && regexp("(^|[^a-z0-9])(MI100|gfx908)([^a-z0-9]|$)", DeviceName, "i"))'
+
+
+@pytest.mark.parametrize(
+    ("processors", "memory", "expression"),
+    [
+        (("gfx90a",), 0, MI),
+        (("gfx908", "gfx90a"), 32 * GB, f"({MI100} || {MI}) && GlobalMemoryMb >= 32768"),
+    ],
+)
+def test_amd_gpus_are_requested_by_name(processors: tuple[str, ...], memory: int, expression: str) -> None:
+    classes = tuple(replace(gpu_class("9.0", ""), capability=parse_capability(name)) for name in processors)
+    (text,) = write_htcondor(job_spec(classes=classes, gpu_memory=memory)).values()
+    assert f"require_gpus = {expression}" in text.splitlines()
+    assert "gpus_minimum" not in text
+    assert AMD_MACHINE in next(row for row in text.splitlines() if row.startswith("requirements"))

@@ -133,8 +133,10 @@ def test_an_image_for_cpus_needs_no_verdict_and_asks_for_no_gpu(site: str) -> No
     assert gpu_rows(job) == []
 
 
-def test_no_file_is_written_for_gpus_that_a_pool_cannot_tell_apart() -> None:
+def test_no_script_is_written_for_gpus_that_it_cannot_check() -> None:
     with fails("amd-not-supported"):
+        resolve(for_cpus(cuda="rocm7", required=("gfx90a",)), site=find_site("slurm"))
+    with fails("not-verified"):
         resolve(for_cpus(cuda="rocm7", required=("gfx90a",)))
 
 

@@ -55,6 +55,31 @@ def test_all_well_is_verified() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "driver", "version", "source"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03", "535.54.03", "535.54.03", "host"),
+        ("/.singularity.d/libs/libcuda.so.1", "535.54.03", "535.54.03", "host"),
+        ("/usr/local/cuda-12.9/compat/libcuda.so.575.57.08", "535.54.03", "575.57.08", "compat"),
+        (
+            "/usr/lib64/libcuda.so.575.57.08",
+            "535.54.03",
+            "575.57.08",
+            "compat",
+        ),  # mounted by NVIDIA's toolkit
+        ("/x\x1b[2J/libcuda.so.1", "535.54.03", "535.54.03", "host"),
+    ],
+)
+def test_the_libcuda_that_answered_is_recorded(path: str, driver: str, version: str, source: str) -> None:
+    run = replace(make_run(), hardware=replace(HOST, driver=driver))
+    report = judge(lambda report: report.update(libcuda=path), run)
+    assert report.hardware is not None
+    notes = dict(report.hardware.notes)
+    assert (notes["libcuda-version"], notes["libcuda-source"]) == (version, source)
+    assert notes["libcuda"] == path.replace("\x1b", " ")
+    assert replace(report, hardware=run.hardware) == replace(judge(run=run), hardware=run.hardware)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda report: report.update(nonce="old"), "does not contain the nonce"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.views.verdicts import format_gpu_run, format_number
-from tests.made.verdicts import SUBJECT, whole_report
+from tests.made.verdicts import HOST, SUBJECT, whole_report
 
 HOLDS = "capability 8.0, driver 550.54.15 and newer"
 
@@ -26,6 +26,13 @@ def test_the_first_line_says_what_ran_on_what() -> None:
     assert "on no GPU was met, driver 550.54.15" in first(device=None)
     assert "on a rehearsal on the CPU, CUDA" in first(rehearsal=True, hardware=None)
     assert first(cuda="", hardware=None).endswith("(8.0, 16 GiB), by unshare")
+
+
+def test_the_images_own_libcuda_is_named() -> None:
+    notes = {"libcuda": "/usr/local/cuda/compat/libcuda.so.575.57.08", "libcuda-version": "575.57.08"}
+    for source, count in (("compat", 1), ("host", 0)):
+        hardware = replace(HOST, notes=tuple({**notes, "libcuda-source": source}.items()))
+        assert format_gpu_run(whole_report(hardware=hardware)).count(notes["libcuda"]) == count
 
 
 def test_what_a_verdict_holds_for_is_said_of_verified_runs_alone() -> None:

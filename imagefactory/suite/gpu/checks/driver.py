@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -67,7 +68,7 @@ def check_driver(context: GpuContext) -> Finding:
         version = library.version()
     if context.request.expected.rocm:
         return Finding(f"HIP {version} starts; {library_origin(library)}")
-    facts = {"cuda": version}
+    facts = {"cuda": version, "libcuda": loaded_libcuda(mapped_files())}
     oldest = context.request.driver
     if oldest and [int(n) for n in version.split(".")] < [int(n) for n in oldest.split(".")]:
         raise MeasuredFailure(
@@ -281,6 +282,11 @@ def measure(library: Driver, size: int, *, leak: int) -> tuple[int, int]:
         if allocated >= size - SLACK and abs(missing - leak) <= SLACK:
             break
     return min(rounds)[1:]
+
+
+def loaded_libcuda(paths: Sequence[str]) -> str:
+    """Return the libcuda among the files that a process has mapped, an empty text without one."""
+    return next((path for path in paths if os.path.basename(path).startswith("libcuda.so")), "")
 
 
 def library_origin(library: Driver) -> str:

@@ -5,7 +5,10 @@ One process for each GPU computes (`ranks.py`). This file checks the results.
 
 from __future__ import annotations
 
+import glob
 import importlib
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +24,22 @@ SIZES = (1 << 10, 1 << 20, 1 << 26)
 REHEARSED_SIZES = SIZES[:2]
 SEED = 60
 ROWS = 512
+# Fast network -> its directory in /sys/class, and its device nodes. Linux: drivers/infiniband/core (uverbs),
+# HPE's cxi driver for Slingshot.
+FABRICS = {"InfiniBand": ("infiniband", "infiniband/uverbs*"), "Slingshot": ("cxi", "cxi[0-9]*")}
+# Texts of NCCL 2.4 to 2.28 (src/plugin/net.cc, transport/net_ib.cc) and of aws-ofi-nccl (nccl_ofi_rdma.cpp).
+NETWORKS = (re.compile("Using network ([^\n]+)"), re.compile("Assigned NET plugin ([^\n]+) to comm"))
+PROVIDER = re.compile("Selected [Pp]rovider is ([^ ,()]+)")
+SLOW_PROVIDERS = ("tcp", "sockets", "udp", "net")
+REASONS = {
+    "NET/Plugin: Could not find": "no plug-in (libnccl-net.so) is in the image or bound into it",
+    "No plugin found": "no plug-in (libnccl-net.so) is in the image or bound into it",
+    "Failed to open libibverbs": "the image has no libibverbs",
+    "NET/IB : No device found": "NCCL's own InfiniBand code found no device",
+    "NCCL_IB_DISABLE set by environment to 1": "NCCL_IB_DISABLE is 1",
+    "NCCL_NET set by environment to Socket": "NCCL_NET is Socket",
+}
+VARIABLES = ("NCCL_NET_PLUGIN", "FI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES")
 MOST_PAIRS = 120
 """The number of pairs of sixteen GPUs. For more GPUs, a report contains only the slowest pair."""
 
@@ -106,6 +125,55 @@ def judge_sums(
         raise MeasuredFailure(f"wrong sums: {', '.join(wrong)}", outcome=table.WRONG_NUMBERS, numbers=numbers)
     place = "by gloo (rehearsed on the CPU)" if rehearsal else "by NCCL"
     return Finding(f"sums over {len(sums)} processes {place} are exact, up to {sizes[-1]} bytes", numbers)
+
+
+def check_transport(context: GpuContext) -> Finding:
+    """Read in NCCL's log which network it chose between nodes, and why not a faster one.
+
+    On one machine NCCL opens its network too, but copies between GPUs without it.
+    """
+    answers = ranks.run_ranks(job_of(context, "transport"), count_gpus(context))
+    if context.rehearsal:
+        return Finding("gloo by the loopback device (rehearsed on the CPU)", {"processes": len(answers)})
+    return judge_transport(answers[0]["log"], find_fabrics(), os.environ)
+
+
+def find_fabrics(sys: str = "/sys/class", dev: str = "/dev") -> dict[str, tuple[list[str], list[str]]]:
+    """Return the devices of each fast network that the kernel has, and their nodes in this container."""
+    devices = {name: (glob.glob(f"{sys}/{kind}/*"), nodes) for name, (kind, nodes) in FABRICS.items()}
+    return {
+        name: (sorted(map(os.path.basename, paths)), sorted(glob.glob(f"{dev}/{nodes}")))
+        for name, (paths, nodes) in devices.items()
+        if paths
+    }
+
+
+def judge_transport(
+    log: Sequence[str], fabrics: Mapping[str, tuple[list[str], list[str]]], environ: Mapping[str, str]
+) -> Finding:
+    """Return the network in a log of NCCL. Raises MeasuredFailure for sockets beside a faster network.
+
+    It is only a fault if this container has nodes of the faster devices.
+    """
+    text = "\n".join(log)
+    networks = [match[1].strip() for line in log for pattern in NETWORKS if (match := pattern.search(line))]
+    if not networks:
+        raise CheckFailure("NCCL's log names no network")
+    providers = [match[1] for line in log if (match := PROVIDER.search(line))]
+    network, provider = networks[-1], providers[-1] if providers else ""
+    slow = network.lower() == "socket" or provider.partition(";")[0] in SLOW_PROVIDERS
+    network += f" ({provider})" if provider else ""
+    reasons = [reason for mark, reason in REASONS.items() if mark in text]
+    reasons += [f"{name}={environ[name][:100]}" for name in VARIABLES if environ.get(name)]
+    usable = [name for name, (_, nodes) in fabrics.items() if nodes]
+    closed = [f"no device node of {name} is in this container" for name in fabrics if name not in usable]
+    numbers = {"sockets": float(slow), **{f"{name}-devices": len(row[0]) for name, row in fabrics.items()}}
+    why = f": {'; '.join([*reasons, *closed])}" if slow and (reasons or closed) else ""
+    if slow and usable:
+        faster = ", ".join(f"{name} ({', '.join(fabrics[name][0][:4])})" for name in usable)
+        detail = f"NCCL uses {network} between nodes, not {faster}{why}"
+        raise MeasuredFailure(detail, outcome=table.LOAD_FAILED, numbers=numbers)
+    return Finding(f"NCCL uses {network} between nodes{why}", numbers)
 
 
 def check_data_parallel(context: GpuContext) -> Finding:

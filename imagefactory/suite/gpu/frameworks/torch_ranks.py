@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,10 @@ from ...context import CheckFailure
 from .. import reference
 
 REPEATS = 5
+
+# Of NCCL's log: its texts about networks, plug-ins and variables.
+LOG_MARKS = ("NET", "network", "plugin", "Plugin", "libibverbs", "set by environment")
+LOG_BYTES, LONGEST, MOST_LINES = 1 << 20, 400, 400
 
 # Tensors of a group must outlive it. Otherwise a thread of gloo drops the last reference, for which it needs
 # the interpreter's lock, and the group's end waits for that thread with the lock: torch 2.3 hung in two runs
@@ -29,12 +34,28 @@ def run(job: Job, rank: int, folder: str) -> Answer:
     """Return the answer of process `rank`. All processes meet in `folder`."""
     torch = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
+    if job["what"] == "transport":
+        log = os.path.join(folder, f"nccl-{rank}.log")
+        os.environ.update({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": log})
     if job["what"] == "copies":
         return {"copies": list(copies(torch, job))}
     with grouped(torch, job, rank, folder) as distributed:
         if job["what"] == "all-reduce":
             return {"sums": [all_reduce(torch, distributed, job, rank, size) for size in job["sizes"]]}
+        if job["what"] == "transport":
+            distributed.all_reduce(torch.zeros(1, device=device_of(torch, job, rank)))
+            return {"log": read_log(log)}
         return train(torch, job, rank)
+
+
+def read_log(path: str) -> list[str]:
+    """Return the lines of NCCL's log about networks. gloo writes none."""
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read(LOG_BYTES).splitlines()
+    texts = [line.partition(" NCCL ")[2][:LONGEST] for line in lines]
+    return [text for text in texts if any(mark in text for mark in LOG_MARKS)][:MOST_LINES]
 
 
 def count(context: Any) -> int:

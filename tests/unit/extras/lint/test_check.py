@@ -26,7 +26,7 @@ from imagefactory.extras.lint.findings import (
 )
 from imagefactory.extras.lint.reader import parse_submit_file
 from imagefactory.gpu.values import Compatibility
-from imagefactory.jobs.htcondor import write_htcondor
+from imagefactory.jobs.htcondor import AMD_MACHINE, write_htcondor
 from imagefactory.jobs.offer import expected_grounds, forms_of
 from imagefactory.model import Outcome
 from imagefactory.schedulers.htcondor.ads import parse_ads
@@ -735,3 +735,12 @@ def test_an_image_that_the_catalog_has_no_more_was_revoked() -> None:
 def test_a_job_for_gpus_that_are_older_than_those_of_the_site(most: str, site: str, rules: set[str]) -> None:
     checked = check(f"{RUNS}gpus_maximum_capability = {most}\n{CHTC}queue", site=site, inventory=None)
     assert {rule for rule, _ in found(checked)} & {"no-match"} == rules
+
+
+@pytest.mark.parametrize(
+    ("version", "matches"),
+    [("25.8.2", True), ("25.14.0", True), ("26.0.1", True), ("25.8.1", False), ("23.9.6", False)],
+)
+def test_machines_of_older_pools_do_not_open_amd_gpus(version: str, matches: bool) -> None:
+    machine = make_ad({"CondorVersion": f"$CondorVersion: {version} 2026-08-21 BuildID: 1 $"})
+    assert parse_expression(AMD_MACHINE).holds(make_ad({}), machine) is matches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagefactory.gpu.capability import Capability
+from imagefactory.gpu.knowledge.gpus import amd_gpus, processors
 from imagefactory.schedulers.htcondor import ads
-from imagefactory.schedulers.htcondor.ads import parse_ads, parse_status
+from imagefactory.schedulers.htcondor.ads import amd_name_expression, parse_ads, parse_status, processor_of
 from imagefactory.schedulers.pool import Inventory, PoolGpu
 from tests.made.ads import A100, A100_80, H100, MI210, MIG_SLICE, V100, dynamic, gpu, slot, status
 from tests.made.errors import fails
@@ -107,14 +110,44 @@ def test_what_tells_no_capability_is_left_out_for_no_job_that_asks_for_one_gets_
     )
 
 
-def test_gpus_of_amd_have_no_compute_capability_whatever_their_ad_says() -> None:
-    found = read(slot("amd01", [gpu("GPU-11111111", MI210)]))
-    assert found.machines == ()
-    assert found.notes == (
-        "amd01: GPU-11111111 is skipped: AMD Instinct MI210 is AMD's, and has no compute capability",
-    )
-    unnamed = {"Capability": 9.0, "xNACK": 0}
-    assert read(slot("amd01", [gpu("GPU-11111111", unnamed)])).machines == ()
+@pytest.mark.parametrize(
+    ("properties", "capability"),
+    [
+        (MI210, "gfx90a"),
+        ({**MI210, "DeviceName": "AMD Instinct MI50/MI60"}, "gfx906"),
+        (
+            {"Capability": 9.4, "DeviceName": "AMD Instinct MI300A", "Rocm": 6, "GlobalMemoryMb": 131072},
+            "gfx942",
+        ),
+        ({"Capability": 11.0, "DeviceName": "AMD Radeon RX 7900 XTX", "Rocm": 7}, "gfx1100"),
+        ({"Capability": 9.0, "DeviceName": "gfx90a:sramecc+:xnack-"}, "gfx90a"),
+        ({"Capability": 9.4, "DeviceName": "AMD Instinct MI210", "Rocm": 6}, ""),  # the numbers contradict it
+        ({"Capability": 9.0, "DeviceName": "AMD Radeon Graphics", "Rocm": 6}, ""),
+        ({"Capability": 9.0, "xNACK": 0}, ""),
+    ],
+)
+def test_gpus_of_amd_have_the_processor_that_their_name_tells(
+    properties: dict[str, Any], capability: str
+) -> None:
+    found = read(slot("amd01", [gpu("GPU-11111111", properties)]))
+    assert told(found) == [("amd01", "GPU-11111111", capability, True)]
+    assert found.gpus[0].cuda == ""
+    assert found.notes == ()
+
+
+def test_an_amd_gpu_without_numbers_is_skipped() -> None:
+    assert read(slot("amd01", [gpu("GPU-1", {**MI210, "Capability": None})])).machines == ()
+
+
+@pytest.mark.parametrize("processor", processors(), ids=str)
+def test_an_expression_is_true_for_the_gpus_of_a_processor_alone(processor: Capability) -> None:
+    (pattern,) = re.findall(r'regexp\("(.*)", DeviceName, "i"\)', amd_name_expression(processor))
+    for one in amd_gpus():
+        name = f"AMD Radeon {one.name}"
+        matches = re.search(pattern, name, re.IGNORECASE) is not None
+        numbers = (one.processor.major, one.processor.minor) == (processor.major, processor.minor)
+        assert (matches and numbers) == (one.processor == processor), name
+        assert processor_of(name, one.processor) == str(one.processor)
 
 
 def test_flat_attributes_fill_what_nested_ads_leave_out_or_stand_for_them() -> None:

@@ -444,6 +444,22 @@ def test_two_words_on_one_gpu_are_the_pools_fault(
         sign(found, LAB, now=NOW, days=9)
 
 
+@pytest.mark.parametrize(
+    ("cuda", "libcuda", "agree"),
+    [
+        ("12.2", "/usr/local/cuda/compat/libcuda.so.575.57.08", True),
+        ("12.6", "/usr/local/cuda/compat/libcuda.so.575.57.08", False),  # the driver is newer than it says
+        ("12.2", "/usr/lib/libcuda.so.550.90.07", False),
+        ("12.2", "/.singularity.d/libs/libcuda.so.1", False),
+    ],
+)
+def test_the_images_libcuda_takes_newer_cuda_than_the_driver(cuda: str, libcuda: str, agree: bool) -> None:
+    report = judged(pool_gpu(cuda=cuda), report={"libcuda": libcuda})
+    assert report.outcome is (Outcome.VERIFIED if agree else Outcome.INFRASTRUCTURE)
+    assert report.hardware is not None
+    assert dict(report.hardware.notes)["libcuda"] == libcuda
+
+
 def test_a_job_without_a_gpu_of_the_startd_is_none() -> None:
     report = judged(None)
     assert report.outcome is Outcome.INFRASTRUCTURE

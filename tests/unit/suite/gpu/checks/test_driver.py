@@ -66,3 +66,15 @@ def test_a_libcuda_that_the_image_brings_is_the_images_fault(
         checks.check_driver(GpuContext(request=asked, framework=None, site="", prefix="", device={}))
     assert raised.value.outcome == outcome
     assert (loaded in str(raised.value)) == (outcome == "load-failed")
+
+
+@pytest.mark.parametrize(
+    ("paths", "loaded"),
+    [
+        (("/usr/bin/python3", "/usr/lib/libcudart.so.12", COMPAT), COMPAT),
+        (("/.singularity.d/libs/libcuda.so.1",), "/.singularity.d/libs/libcuda.so.1"),
+        (("/usr/lib/libcudart.so.12",), ""),
+    ],
+)
+def test_the_loaded_libcuda_is_named(paths: tuple[str, ...], loaded: str) -> None:
+    assert checks.loaded_libcuda(paths) == loaded

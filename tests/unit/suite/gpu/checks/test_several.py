@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,3 +207,76 @@ def test_what_does_not_train_as_one_is_seen(monkeypatch: pytest.MonkeyPatch, wro
     with pytest.raises(MeasuredFailure) as caught:
         several.check_data_parallel(make_context())
     assert caught.value.outcome == "wrong-numbers"
+
+
+# --- the network between nodes --------------------------------------------------------------------
+
+SOCKETS = (
+    "INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+    "INFO Failed to open libibverbs.so[.1]",
+    "INFO NET/Socket : Using [0]lo:127.0.0.1<0>",
+    "INFO Using network Socket",
+)
+OWN = ("INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB lo:127.0.0.1<0>", "INFO Assigned NET plugin IB to comm")
+LIBFABRIC = (
+    "INFO NET/OFI Initializing aws-ofi-nccl 1.16.2",
+    "INFO NET/OFI Selected provider is {}, fabric is {}",
+    "INFO Using network Libfabric",
+)
+FAST = {"InfiniBand": (["mlx5_0"], ["/dev/infiniband/uverbs0"])}
+CLOSED = {"Slingshot": (["cxi0"], [])}
+
+
+@pytest.mark.parametrize(
+    ("log", "fabrics", "network"),
+    [
+        (SOCKETS, {}, "Socket"),
+        (SOCKETS, CLOSED, "Socket"),
+        (OWN, FAST, "IB"),
+        (tuple(line.format("cxi", "cxi") for line in LIBFABRIC), CLOSED | FAST, "Libfabric (cxi)"),
+    ],
+)
+def test_the_network_is_the_one_of_the_log(log: tuple[str, ...], fabrics: Any, network: str) -> None:
+    finding = several.judge_transport(log, fabrics, {})
+    assert finding.detail.startswith(f"NCCL uses {network} between nodes")
+    assert ("Slingshot" in finding.detail) == (log == SOCKETS and bool(fabrics))
+    assert finding.numbers["sockets"] == float(log == SOCKETS)
+
+
+@pytest.mark.parametrize(
+    ("log", "reasons"),
+    [
+        (SOCKETS, ("libnccl-net.so", "libibverbs", "FI_PROVIDER=tcp")),
+        (("INFO NCCL_IB_DISABLE set by environment to 1.", SOCKETS[-1]), ("NCCL_IB_DISABLE is 1",)),
+        (tuple(line.format("tcp;ofi_rxm", "eth0") for line in LIBFABRIC), ("Libfabric (tcp;ofi_rxm)",)),
+    ],
+)
+def test_sockets_beside_a_faster_network_are_a_fault(log: tuple[str, ...], reasons: tuple[str, ...]) -> None:
+    with pytest.raises(MeasuredFailure) as error:
+        several.judge_transport(log, FAST, {"FI_PROVIDER": "tcp"})
+    assert error.value.outcome == table.LOAD_FAILED
+    assert error.value.numbers == {"sockets": 1.0, "InfiniBand-devices": 1}
+    assert all(reason in error.value.detail for reason in (*reasons, "mlx5_0"))
+
+
+def test_a_log_without_a_network_is_not_a_pass() -> None:
+    with pytest.raises(CheckFailure):
+        several.judge_transport(SOCKETS[:2], {}, {})
+
+
+def test_devices_are_those_of_the_kernel_and_nodes_those_of_the_container(tmp_path: Path) -> None:
+    for name in ("sys/infiniband/mlx5_0", "sys/infiniband/mlx5_1", "dev/infiniband"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("uverbs0", "rdma_cm"):
+        (tmp_path / "dev/infiniband" / name).touch()
+    found = several.find_fabrics(str(tmp_path / "sys"), str(tmp_path / "dev"))
+    assert found == {"InfiniBand": (["mlx5_0", "mlx5_1"], [str(tmp_path / "dev/infiniband/uverbs0")])}
+
+
+def test_the_log_of_a_rank_is_read_by_its_marks(tmp_path: Path) -> None:
+    path = tmp_path / "nccl-0.log"
+    assert torch_ranks.read_log(str(path)) == []
+    path.write_text(
+        f"n1:7:7 [0] NCCL {SOCKETS[0]}\nn1:7:7 [0] NCCL INFO Channel 00/02 : 0 1\nno line of it\n"
+    )
+    assert torch_ranks.read_log(str(path)) == [SOCKETS[0]]
