@@ -284,6 +284,7 @@ def _apptainer_options(spec: JobSpec) -> list[str]:
     return [
         f"apptainer exec{' --nv' if spec.gpus else ''} --env PYTHONNOUSERSITE=1 "
         '--bind "$SLURM_SUBMIT_DIR" --pwd "$PWD"',
+        *(f"--bind {mount}:ro" for mount in spec.site.mounts),
         shlex.quote(image),
     ]
 
@@ -301,6 +302,7 @@ def _podman_options(spec: JobSpec) -> list[str]:
         "--network=host --ipc=host --security-opt=label=disable",
         "--env 'SLURM_*' --env PYTHONNOUSERSITE=1 --env HOME=/tmp",
         '--volume "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" --workdir "$PWD"',
+        *(f"--volume {mount}:ro" for mount in spec.site.mounts),
     ]
 
 
@@ -320,10 +322,12 @@ def _pyxis_options(spec: JobSpec) -> list[str]:
 
     pyxis adds the GPUs of the step.
     """
+    folder = "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR"
+    mounts = ",".join([folder, *(f"{mount}:ro" for mount in spec.site.mounts)])
     return [
         _step(spec),
         '--container-image="$image"',
-        '--container-mounts="$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" --container-workdir="$PWD"',
+        f'--container-mounts="{mounts}" --container-workdir="$PWD"',
         "--no-container-mount-home --no-container-entrypoint",
         IMAGE_PATH,
     ]
@@ -349,12 +353,14 @@ def _format_edf(spec: JobSpec) -> str:
     Source: "EDF reference" of docs.cscs.ch (2026-08), and the schema of sarus-suite/raster, where the image's
     entrypoint is on by default.
     """
+    folder = "${SLURM_SUBMIT_DIR}:${SLURM_SUBMIT_DIR}"
+    mounts = ", ".join(f'"{mount}"' for mount in (folder, *(f"{mount}:ro" for mount in spec.site.mounts)))
     return "\n".join(
         [
             header(spec)[0],
             "# The image is named by digest, which the Container Engine passes to enroot (4.0 or newer).",
             f'image = "{_enroot_image(spec)}"',
-            'mounts = ["${SLURM_SUBMIT_DIR}:${SLURM_SUBMIT_DIR}"]',
+            f"mounts = [{mounts}]",
             'workdir = "${PWD}"',
             "entrypoint = false",
             "",

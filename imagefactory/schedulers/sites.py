@@ -13,7 +13,13 @@ from imagefactory.schedulers.pool import ImageKind
 from imagefactory.serialize import ObjectSchema
 from imagefactory.settings.choices import CONTAINERS, HTCONDOR, SLURM
 from imagefactory.settings.load import Settings
-from imagefactory.settings.own_commands import names_of, parse_commands, parse_options, split_requirements
+from imagefactory.settings.own_commands import (
+    names_of,
+    parse_commands,
+    parse_mounts,
+    parse_options,
+    split_requirements,
+)
 
 GENERIC = "generic"
 
@@ -83,8 +89,8 @@ class Site:
     documentation replaced +SingularityImage by container_image. `getenv` is the reason why `getenv = true` is
     rejected, empty if it is not. `batch` is the scheduler: HTCONDOR, SLURM or KUBERNETES; for the last two,
     only `kinds` applies. `own` are additions of the settings to every job: submit commands or sbatch options.
-    `container` starts the images of Slurm jobs. `lowest` is the lowest compute capability of its GPUs, empty
-    if unknown.
+    `container` starts the images of Slurm jobs, with the `mounts` (`SOURCE:TARGET`) of the settings. `lowest`
+    is the lowest compute capability of its GPUs, empty if unknown.
     """
 
     name: str
@@ -105,6 +111,7 @@ class Site:
     batch: str = HTCONDOR
     own: tuple[str, ...] = ()
     container: str = CONTAINERS[0]
+    mounts: tuple[str, ...] = ()
     lowest: str = ""
 
     def lines(self, time: timedelta | None, *, gpus: bool = True, resumes: bool = False) -> tuple[str, ...]:
@@ -184,9 +191,12 @@ def site_of(name: str, settings: Settings, container: str = "") -> Site:
     """
     site = find_site(name)
     own, container = job_additions(site.batch, settings), container or settings.container.value
-    if site.batch != SLURM or container == CONTAINERS[0]:
+    if site.batch != SLURM:
         return replace(site, own=own)
-    return replace(site, own=own, container=container, kinds=(ImageKind.DOCKER,))
+    site = replace(site, own=own, mounts=parse_mounts(settings.site_mounts.value))
+    if container == CONTAINERS[0]:
+        return site
+    return replace(site, container=container, kinds=(ImageKind.DOCKER,))
 
 
 def job_additions(batch: str, settings: Settings) -> tuple[str, ...]:

@@ -40,7 +40,13 @@ from imagefactory.settings.files import (
     read_document,
     without_secrets,
 )
-from imagefactory.settings.own_commands import parse_commands, parse_limit, parse_machines, parse_options
+from imagefactory.settings.own_commands import (
+    parse_commands,
+    parse_limit,
+    parse_machines,
+    parse_mounts,
+    parse_options,
+)
 from imagefactory.settings.sources import RestrictedSetting, find_restricted, key_ids, may_be_set
 
 _CHANNEL = re.compile(r"(?:(?:https?|file)://)?[A-Za-z0-9_./:%+~-]+")
@@ -54,6 +60,7 @@ SIF_DIRECTORY = re.compile(r"(?:osdf://)?(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]+)
 _PARSERS: dict[str, Callable[[str], object]] = {
     "submit_commands": parse_commands,
     "sbatch_options": parse_options,
+    "site_mounts": parse_mounts,
     "sweep_machines": parse_machines,
     "sweep_gpu_hours": parse_limit,
     "sweep_jobs": parse_limit,
@@ -78,8 +85,8 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
 
 
 def _check_choices(values: Mapping[str, SettingValue]) -> None:
-    if values["codec"].value not in ("zstd", "gzip"):
-        raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
+    if values["codec"].value not in ("zstd", "zstd-9", "gzip"):
+        raise _invalid("codec", values["codec"], "a codec", "write zstd, zstd-9 or gzip")
     if values["sigstore_bundles"].value not in ("", "yes", "no"):
         raise _invalid("sigstore-bundles", values["sigstore_bundles"], "yes or no", 'write "yes" or "no"')
     if not re.fullmatch("[0-9]+", values["workers"].value):
@@ -301,6 +308,7 @@ class Settings:
     sif_folder: SettingValue
     submit_commands: SettingValue
     sbatch_options: SettingValue
+    site_mounts: SettingValue
     sweep_machines: SettingValue
     sweep_gpu_hours: SettingValue
     sweep_jobs: SettingValue
@@ -477,6 +485,7 @@ OF_CENTERS = (
     "sif-folder",
     "submit-commands",
     "sbatch-options",
+    "site-mounts",
 )
 """Settings that each center sets. For all others, the user's settings apply to all centers."""
 
@@ -513,7 +522,10 @@ def center_settings(settings: Settings, path: Path) -> Settings:
     unset["site"] = SettingValue(value=SITES[0], origin="default")
     unset["container"] = SettingValue(value=CONTAINERS[0], origin="default")
     center_values = {key: getattr(settings, key) for key in ("submit_commands", "sbatch_options")}
-    named = {key: getattr(settings, key) for key in ("site", "container", "sif_folder", *center_values)}
+    named = {
+        key: getattr(settings, key)
+        for key in ("site", "container", "sif_folder", "site_mounts", *center_values)
+    }
     named = {key: setting for key, setting in named.items() if setting.origin.startswith("$")}
     center = SettingValue(value=path.stem, origin=str(path))
     result = replace(

@@ -2,6 +2,7 @@
 
     submit-commands    lines of an HTCondor submit file: accounting_group = ..., priority = ..., +WantX = true
     sbatch-options     options of sbatch: --account=... --partition=... --qos=... --time=...
+    site-mounts        paths of the nodes that jobs bind into images: /opt/plugin, /usr/lib64/ofi:/opt/ofi
     sweep-machines     names of machines with * and ?; a ! excludes names: gpu* !gpu07
     sweep-gpu-hours    the limit of GPU hours of a sweep
     sweep-jobs         the limit of jobs of a sweep at the same time
@@ -37,6 +38,7 @@ _OPTIONS = frozenset({
 })  # fmt: skip
 _COMMAND = re.compile(r"([A-Za-z+][A-Za-z0-9_.+]{0,99})[ \t]*=[ \t]*([^\x00-\x1f\x7f\\{}]{1,500})")
 _OPTION = re.compile(r"(--[a-z][a-z-]{1,50})(?:=[A-Za-z0-9_.,:/@%+=-]{1,500})?")
+_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+-]{1,255}){1,40}")
 _MACHINE = re.compile(r"!?[A-Za-z0-9*?][A-Za-z0-9_.*?-]{0,254}")
 _TIME = re.compile(r"(?:(?P<days>[0-9]+)-)?(?P<rest>[0-9]+(?::[0-9]+){0,2})")
 
@@ -55,6 +57,22 @@ def parse_commands(text: str) -> tuple[str, ...]:
         _check(match[1].lower(), _COMMANDS, commands)
         commands[match[1].lower()] = f"{match[1]} = {match[2].strip()}"
     return tuple(commands.values())
+
+
+def parse_mounts(text: str) -> tuple[str, ...]:
+    """Return the paths of `site-mounts` as `SOURCE:TARGET`. Raises UsageError."""
+    mounts = []
+    for item in filter(None, map(str.strip, text.split(","))):
+        source, colon, target = item.partition(":")
+        target = target if colon else source
+        if not _PATH.fullmatch(source) or not _PATH.fullmatch(target):
+            raise UsageError(
+                "site-mount-invalid",
+                f"'{item[:80]}' is not a mount",
+                hint="write /PATH or /PATH:/PATH-IN-IMAGE, with letters, digits and . _ + - /, without '..'",
+            )
+        mounts.append(f"{source}:{target}")
+    return tuple(mounts)
 
 
 def parse_options(text: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ REASONS = {
     "licenses": "it decides what a check accepts",
     "sif-folder": "a path outside of the project",
     "submit-commands": "it changes what your jobs may do, and who pays for them",
+    "site-mounts": "it decides which directories of nodes images get",
     "sbatch-options": "it changes what your jobs may do, and who pays for them",
     "sweep-machines": "it decides whose machines answer for images",
     "sweep-gpu-hours": "it decides how much of a pool your jobs take",
@@ -157,7 +158,10 @@ MEANINGS = {
         "`lock` verifies and records who published each wheel, if the index [attests](../update-packages.md"
         "#know-who-published-a-wheel) it: or `strict`, which stops at a changed or lost publisher, or `off`",
     ),
-    "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
+    "codec": (
+        "`zstd`",
+        "of layers: or `zstd-9`, a fifth smaller and slow; or `gzip`, quick, for engines without zstd",
+    ),
     "workers": ("`0`", "what works at once; 0 is one per core"),
     "signing-key": (
         "the one key that you have",
@@ -206,6 +210,12 @@ MEANINGS = {
         "none",
         "options of sbatch, for the Slurm jobs of sweeps and `job write`: "
         "`--account=... --partition=... --qos=... --time=...`",
+    ),
+    "site-mounts": (
+        "none",
+        "absolute paths of the nodes, with commas, that the Slurm jobs of `job write` bind into their image, "
+        "read-only: `PATH` or `PATH:PATH-IN-IMAGE`, such as a "
+        "[plug-in for NCCL](../write-job.md#several-nodes)",
     ),
     "sweep-machines": (
         "all",

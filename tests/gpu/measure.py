@@ -32,11 +32,14 @@ SUITE = ROOT / "imagefactory/suite"
 ON_DRIVER = Path(__file__).with_name("on_driver.py")
 SCANNED = Path(__file__).with_name("scanned.py")
 TOTAL = 340.0  # seconds, of the 360 that there are
-SECONDS = {"driver": 40.0, "scan": 100.0, "torch": 110.0, "jax": 70.0, "emulated": 60.0}
+SECONDS = {"driver": 40.0, "scan": 60.0, "torch": 110.0, "jax": 70.0, "emulated": 75.0}
 """The limit of a step; of any other `SHORT`."""
 SHORT = 45.0
+RESERVE = 20.0
+"""For the rows after the scan."""
 SMALL = 128 << 20  # bytes of a library whose code is loaded, all of it
 MOST = 40  # libraries
+CPU_BUILDS = dict.fromkeys(("onnxruntime", "tensorflow-cpu"), "it is built for CPUs")
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not-run"
 NOT_FINISHED = "not-finished"
 
@@ -57,7 +60,8 @@ class Row:
 class Bench:
     """`python` has the frameworks of the machine, `folder` is scratch, `end` when all must be over.
 
-    `found` is what `compat` says (scanned.py), empty where it is not known.
+    `found` is what `compat` says (scanned.py), empty where it is not known (yet). `ran` are the rows of each
+    framework that ran, by distribution.
     """
 
     python: str
@@ -66,6 +70,7 @@ class Bench:
     level: str = table.QUICK
     left_out: tuple[str, ...] = ()
     found: dict[str, Any] = field(default_factory=dict)
+    ran: dict[str, list[Row]] = field(default_factory=dict)
 
     @property
     def left(self) -> float:
@@ -158,7 +163,7 @@ def output_of(bench: Bench, *command: str) -> str:
 
 
 def of_machine(bench: Bench) -> Iterator[Row]:
-    """The suite against frameworks that are installed here, and `compat` against that: never a verdict."""
+    """The suite against frameworks that are installed here: a report, never a verdict."""
     packages, tried = installed(bench), set()
     for distribution, name in frameworks.FRAMEWORKS.items():
         if distribution not in packages or name in tried:
@@ -166,8 +171,8 @@ def of_machine(bench: Bench) -> Iterator[Row]:
         tried.add(name)
         part = f"{distribution} {packages[distribution]}"
         known = bench.found.get("frameworks", {}).get(distribution, {})
-        if known.get("cpu"):
-            yield Row(part, "all", NOT_RUN, known["cpu"])
+        if reason := known.get("cpu") or CPU_BUILDS.get(distribution):
+            yield Row(part, "all", NOT_RUN, reason)
             continue
         say(f"{part} ...")
         # What another framework brought: CuPy has not used cuDNN since 14, and what is locked must be loaded.
@@ -179,9 +184,8 @@ def of_machine(bench: Bench) -> Iterator[Row]:
             if check not in table.PARTS["driver"] and not table.not_applicable(name, check, own)
         )
         report = run_suite(bench, SUITE, distribution, own, bench.limit(name))
-        rows = list(rows_of(part, report, checks))
-        yield from rows
-        yield from held_against(part, known, rows)
+        bench.ran[distribution] = list(rows_of(part, report, checks))
+        yield from bench.ran[distribution]
     for name in sorted(set(frameworks.FRAMEWORKS.values()) - tried):
         yield Row(name, "all", NOT_RUN, f"{bench.python} has none")
 
@@ -192,10 +196,10 @@ def held_against(part: str, known: Mapping[str, Any], rows: list[Row]) -> Iterat
         (row for row in rows if row.name == "matmul"), Row(part, "matmul", NOT_RUN, "not in this level")
     )
     # Without a known driver, an answer holds for a driver that is new enough.
-    no_code = (table.NO_KERNEL, *((table.DRIVER_TOO_OLD,) if known.get("driver") else ()))
+    no_code = (table.NO_KERNEL, *((table.DRIVER_TOO_OLD,) if known["driver"] else ()))
     missing = ran.state == FAILED and ran.detail.startswith(no_code)
     happened = "it ran" if ran.state == PASSED else f"{ran.state}, {ran.detail}"
-    answers = [*known.get("tables", ()), *([{"title": "scan", **known["scan"]}] if known else [])]
+    answers = [*known["tables"], {"title": "scan", **known["scan"]}]
     for answer in answers:
         says = f"{answer['answer']} ({'; '.join(answer.get('claims') or [answer.get('reason', '')])})"
         if answer["runs"] is None or answer["answer"] == "unknown":
@@ -207,38 +211,53 @@ def held_against(part: str, known: Mapping[str, Any], rows: list[Row]) -> Iterat
         else:
             state = NOT_RUN  # what failed is not about code for this GPU
         yield Row(f"compat, {part}", answer["title"], state, f"it says {says}; {happened}")
-    if not known:
-        yield Row(f"compat, {part}", "all", NOT_RUN, "what compat says is not known, see the part scan")
 
 
-def scan(bench: Bench, capability: str, driver: str) -> Callable[[], Iterator[Row]]:
-    """Starts scanned.py; the function waits for it."""
-    output, log = bench.folder / "scan.json", bench.folder / "scan.log"
-    command = [sys.executable, "-B", str(SCANNED), bench.python, capability, driver, str(output)]
-    began = time.monotonic()
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+def compat(bench: Bench) -> Iterator[Row]:
+    if not bench.found:
+        yield Row("compat", "all", NOT_RUN, "what compat says is not known, see the part scan")
+        return
+    for distribution, rows in bench.ran.items():
+        yield from held_against(rows[0].part, bench.found["frameworks"][distribution], rows)
 
-    def wait() -> Iterator[Row]:
-        try:
-            code = process.wait(timeout=max(bench.limit("scan") - (time.monotonic() - began), 1.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            yield Row(
-                "scan", "compat", NOT_RUN, f"its {SECONDS['scan']:.0f} seconds were over before its end"
+
+@dataclass
+class Scan:
+    """scanned.py reads gigabytes: it starts before other steps, and its answers count when they come."""
+
+    bench: Bench
+    process: subprocess.Popen[bytes]
+    began: float
+
+    @classmethod
+    def start(cls, bench: Bench, capability: str, driver: str) -> Scan:
+        command = [sys.executable, "-B", str(SCANNED), bench.python, capability, driver]
+        with (bench.folder / "scan.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, str(bench.folder / "scan.json")], stdout=subprocess.DEVNULL, stderr=log
             )
-            return
-        took = round(time.monotonic() - began, 1)
-        if code:
-            lines = log.read_text(errors="replace").splitlines() or [f"it ended with {code}"]
-            yield Row("scan", "compat", FAILED, lines[-1], took)
-            return
-        bench.found.update(json.loads(output.read_text()))
-        libraries = bench.found["libraries"]
-        yield Row("scan", "compat", PASSED, f"{len(libraries)} libraries with GPU code", took)
+        return cls(bench, process, time.monotonic())
 
-    return wait
+    def wait(self, limit: float, *, last: bool) -> Iterator[Row]:
+        """A row when it has ended, or with `last` in any case."""
+        if self.bench.found:
+            return
+        try:
+            code = self.process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            if last:
+                self.process.kill()
+                self.process.wait()
+                yield Row("scan", "compat", NOT_RUN, "the time was over before its end")
+            return
+        took = round(time.monotonic() - self.began, 1)
+        if code and last:
+            lines = (self.bench.folder / "scan.log").read_text(errors="replace").splitlines()
+            yield Row("scan", "compat", FAILED, lines[-1] if lines else f"it ended with {code}", took)
+        elif not code:
+            self.bench.found.update(json.loads((self.bench.folder / "scan.json").read_text()))
+            libraries = self.bench.found["libraries"]
+            yield Row("scan", "compat", PASSED, f"{len(libraries)} libraries with GPU code", took)
 
 
 def emulated_steps(bench: Bench, device: Mapping[str, Any]) -> Iterator[Row]:
@@ -465,13 +484,20 @@ def collect(bench: Bench, report: Report) -> None:
         yield from rows
 
     run("host", read_host)
-    scanned = {"scan", "machine", "predictions"} - {*bench.left_out} and capability
-    waiting = scan(bench, capability, report.machine["driver"]) if scanned else (lambda: iter(()))
+    scan = None
+    if capability and "scan" not in bench.left_out:
+        scan = Scan.start(bench, capability, report.machine["driver"])
     run("controls", lambda: controls(bench, capability))
     run("latencies", lambda: latencies(bench))
-    run("scan", waiting)
+    if scan:
+        waiting = scan.wait(bench.limit("scan"), last=False)
+        run("scan", lambda: waiting)
     run("machine", lambda: of_machine(bench))
     run("emulated", lambda: emulated_steps(bench, device))
+    if scan:
+        rest = scan.wait(max(bench.left - RESERVE, 1.0), last=True)
+        run("scan", lambda: rest)
+    run("compat", lambda: compat(bench))
     run("predictions", lambda: predictions(bench))
 
 

@@ -23,7 +23,7 @@ from imagefactory.schedulers.pool import ImageKind, Inventory
 from imagefactory.schedulers.sites import Site, find_site
 from imagefactory.schedulers.sizes import GB
 from imagefactory.schedulers.slurm.nodes import parse_nodes
-from imagefactory.settings.choices import EDF, PODMAN, PYXIS
+from imagefactory.settings.choices import CONTAINERS, EDF, PODMAN, PYXIS
 from tests.made.offers import job_spec
 
 UUID, MIG = "GPU-11111111-2222-3333-4444-555555555555", "MIG-89c850dc-38e3-57df-85c7-690c186b68e9"
@@ -428,3 +428,19 @@ def test_amounts_are_as_sbatch_takes_them() -> None:
     text = script(cpus=8, memory=20 * GB + 1, time=timedelta(days=1, hours=2, seconds=3.2))
     for line in ("--cpus-per-task=8", f"--mem={20 * 1024 + 1}M", "--time=1-02:00:04", "--job-name=train"):
         assert f"\n#SBATCH {line}\n" in text
+
+
+@pytest.mark.parametrize("container", [CONTAINERS[0], PODMAN, PYXIS, EDF])
+def test_paths_of_the_site_are_bound_into_the_image(container: str) -> None:
+    mounts = ("/opt/plugin:/opt/plugin", "/usr/lib64/ofi:/opt/ofi")
+    job = job_spec(site="slurm", kind=ImageKind.DOCKER)
+    texts = write_slurm(replace(job, site=replace(site_with(container), mounts=mounts)))
+    (text,) = (text for name, text in texts.items() if name.endswith(".toml") or len(texts) == 1)
+    for mount in mounts:
+        bound = {
+            CONTAINERS[0]: f"--bind {mount}:ro ",
+            PODMAN: f"--volume {mount}:ro ",
+            PYXIS: f",{mount}:ro",
+            EDF: f'"{mount}:ro"',
+        }
+        assert bound[container] in text

@@ -17,6 +17,7 @@ from imagefactory.settings.own_commands import (
     is_machine_selected,
     parse_commands,
     parse_machines,
+    parse_mounts,
     parse_options,
     parse_time,
 )
@@ -171,3 +172,13 @@ def test_a_word_that_cannot_be_added_is_refused(tmp_path: Path, words: str, code
 )
 def test_times_as_sbatch_takes_them(text: str, time: timedelta | None) -> None:
     assert parse_time(text) == time
+
+
+def test_mounts_are_absolute_paths_of_the_nodes() -> None:
+    assert parse_mounts("/opt/plugin, /usr/lib64/ofi:/opt/ofi ,") == (
+        "/opt/plugin:/opt/plugin",
+        "/usr/lib64/ofi:/opt/ofi",
+    )
+    for text in ("opt", "/", "/a/../b", "/a:b", "/a:/b:rw", "/a b", "/a;b", "/$HOME", "/a\n/b", "/a/"):
+        with fails("site-mount-invalid"):
+            parse_mounts(text)
