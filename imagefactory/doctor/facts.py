@@ -106,6 +106,7 @@ class MachineFacts:
     gpu_nodes: tuple[str, ...]
     driver: str
     driver_libraries: tuple[str, ...]
+    driver_glibc: tuple[int, ...] = (0,)
     lost_gpus: tuple[str, ...] = ()
     amd: AmdGpus | None = None
     engine: str = "assemble"

@@ -12,6 +12,7 @@ from imagefactory.errors import extra_hint, redact
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.progress import format_bytes
 from imagefactory.runtime.devices import AmdGpus, count_gpus
+from imagefactory.runtime.hardware import FLOOR_GLIBC, GLIBC_OF_BASES, newer_base
 from imagefactory.runtime.limits import format_amount
 from imagefactory.verify.outcome import clean
 
@@ -56,6 +57,10 @@ def _nvidia(facts: MachineFacts) -> Diagnosis:
         remedy = "nvidia-smi --gpu-reset -i INDEX, or restart the machine"
         detail += f"; cannot be used: {'; '.join(map(clean, facts.lost_gpus))}"
         return _line(Health.WARNING, detail, remedy)
+    if facts.driver_glibc > FLOOR_GLIBC:
+        detail += f"; its libraries need glibc {'.'.join(map(str, facts.driver_glibc))} in the image"
+        if facts.driver_glibc > GLIBC_OF_BASES[0][1]:
+            return _line(Health.WARNING, detail, f"use images on {newer_base(facts.driver_glibc)}")
     return _line(Health.OK, detail)
 
 

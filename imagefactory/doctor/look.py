@@ -8,7 +8,6 @@ import os
 import platform
 import pwd
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,8 +39,6 @@ from imagefactory.runtime.apptainer_command import ApptainerCommand
 from imagefactory.runtime.devices import (
     find_amd_gpus,
     find_device_nodes,
-    parse_linker_cache,
-    read_linker_cache,
 )
 from imagefactory.runtime.docker_daemon import DockerDaemon
 from imagefactory.runtime.emulator import find_emulator
@@ -50,7 +47,9 @@ from imagefactory.runtime.hardware import (
     LostGpu,
     NoGpu,
     Places,
+    driver_libraries,
     lost_gpus,
+    newest_need,
     read_driver,
     read_hardware,
 )
@@ -217,6 +216,7 @@ def gather_machine_facts(
     status = _fields((root / "proc/self/status").read_text())
     user = _user_name()
     nodes = find_device_nodes(root / "dev")
+    libraries = driver_libraries() if nodes else []
     limits = decide_limits({}, read_capacity(settings.store_path))
     sources = read_sources(root / "etc/apt")
     return MachineFacts(
@@ -259,7 +259,8 @@ def gather_machine_facts(
         ),
         gpu_nodes=tuple(map(str, nodes)),
         driver=read_driver(str(root / "proc")),
-        driver_libraries=_driver_libraries() if nodes else (),
+        driver_libraries=tuple(Path(path).name for path in libraries),
+        driver_glibc=newest_need(libraries).version,
         lost_gpus=find_unusable_gpus(Places(dev=str(root / "dev"), proc=str(root / "proc"))) if nodes else (),
         amd=find_amd_gpus(dev=root / "dev", sys=root / "sys"),
         engine=settings.engine.value,
@@ -350,14 +351,6 @@ def find_unusable_gpus(places: Places) -> tuple[str, ...]:
     except NoGpu:
         return ()  # the driver's own lines report it
     return tuple(f"GPU {index}: {reason}" for index, reason in lost_gpus(notes).items())
-
-
-def _driver_libraries() -> tuple[str, ...]:
-    try:
-        text = read_linker_cache()
-    except (ImagefactoryError, subprocess.SubprocessError):
-        return ()
-    return tuple(name for name, _ in parse_linker_cache(text, machine=platform.machine()))
 
 
 def _main_archive(settings: Settings, sources: Sequence[AptSource]) -> str:

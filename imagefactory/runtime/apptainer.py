@@ -41,7 +41,7 @@ from imagefactory.gpu.forward import FIRST, LOOK, LOOK_SECONDS, read_look
 from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.runtime.apptainer_command import ApptainerCommand, clean, mount_option
-from imagefactory.runtime.devices import GpuDevices, find_gpus
+from imagefactory.runtime.devices import GpuDevices, check_glibc, find_gpus
 from imagefactory.runtime.protocol import (
     GRACE_SECONDS,
     RunnerSupport,
@@ -168,6 +168,8 @@ class ApptainerRunner:
         planned_mounts(spec)
         devices = find_gpus() if spec.gpus else None
         sif = self.prepare(image, checked=False)
+        if devices:
+            check_glibc(devices.libraries, spec, lambda probe: self.run(sif, probe))
         caller = CallerIdentity(
             uid=os.geteuid(),
             gid=os.getegid(),

@@ -14,13 +14,27 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import ToolError
-from imagefactory.runtime.hardware import MAKE_CDI, CdiDevices, cdi_names, outdated_cdi, read_driver
+from imagefactory.model import CommandResult, RunSpec
+from imagefactory.runtime.hardware import (
+    FLOOR_GLIBC,
+    MAKE_CDI,
+    PROBE_GLIBC,
+    CdiDevices,
+    cdi_names,
+    glibc_problem,
+    newer_base,
+    newest_need,
+    outdated_cdi,
+    parse_glibc,
+    parse_linker_cache,
+    read_driver,
+    read_linker_cache,
+)
 
 _MODEL = re.compile(r"^Model:[ \t]*(\S.{0,99})$", re.MULTILINE)
 NODES = "class/kfd/kfd/topology/nodes"
@@ -80,25 +94,7 @@ def processor_of(version: int) -> str:
 
 # Inside a sandbox it has `libraries` and `programs`.
 DRIVER_DIRECTORY = "/usr/local/nvidia-driver"
-LIBRARIES = (
-    "libcuda.so",
-    "libcudadebugger.so",
-    "libnvidia-allocator.so",
-    "libnvidia-cfg.so",
-    "libnvidia-gpucomp.so",
-    "libnvidia-ml.so",
-    "libnvidia-nvvm.so",
-    "libnvidia-nvvm70.so",
-    "libnvidia-opencl.so",
-    "libnvidia-pkcs11-openssl3.so",
-    "libnvidia-pkcs11.so",
-    "libnvidia-ptxjitcompiler.so",
-    "libnvidia-tileiras.so",
-)
 PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
-CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<flags>[^)]*)\) => (?P<path>/.+)$")
-CACHE_ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "AArch64"}
-LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 NO_GPU_HINT = "run this on a machine where nvidia-smi or rocminfo lists a GPU, or do not request one"
 
 
@@ -124,23 +120,6 @@ class GpuDevices:
     @property
     def amd(self) -> bool:
         return any(path.endswith("/kfd") for path in self.devices)
-
-
-def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...]:
-    """Return (soname, path) of the driver's libraries in the output of `ldconfig -p`, for this architecture.
-
-    The first line for a soname is used, as in the dynamic linker.
-    """
-    architecture = CACHE_ARCHITECTURES.get(machine, machine)
-    libraries: dict[str, str] = {}
-    for line in text.splitlines():
-        match = CACHE_LINE.match(line)
-        if not match or architecture not in [part.strip() for part in match["flags"].split(",")]:
-            continue
-        name = match["name"]
-        if any(name == library or name.startswith(library + ".") for library in LIBRARIES):
-            libraries.setdefault(name, match["path"])
-    return tuple(sorted(libraries.items()))
 
 
 def find_device_nodes(dev: Path) -> tuple[Path, ...]:
@@ -181,7 +160,7 @@ def find_gpus(
                 f"no usable GPU: {dev}/{needed} is missing",
                 hint="run nvidia-modprobe -c 0 -u as root",
             )
-    text = read_linker_cache() if linker_cache is None else linker_cache
+    text = require_linker_cache() if linker_cache is None else linker_cache
     cached = [
         (name, Path(path)) for name, path in parse_linker_cache(text, machine=platform.machine())
         if Path(path).is_file()
@@ -235,13 +214,10 @@ def read_models(directory: Path) -> tuple[str, ...]:
     return tuple(sorted(match[1] for text in texts if (match := _MODEL.search(text))))
 
 
-def read_linker_cache() -> str:
+def require_linker_cache() -> str:
     """Return the output of `ldconfig -p`. Raises ToolError if there is no ldconfig."""
-    for program in LDCONFIG:
-        if Path(program).is_file():
-            return subprocess.run(
-                [program, "-p"], capture_output=True, text=True, check=False, env={}, stdin=subprocess.DEVNULL
-            ).stdout
+    if text := read_linker_cache():
+        return text
     raise ToolError(
         "tool-missing",
         "ldconfig is not installed, and finding the driver's libraries needs it",
@@ -282,3 +258,19 @@ def check_selinux(root: Path = Path("/sys/fs/selinux")) -> None:
             "SELinux forbids containers the use of devices, so they see no GPU",
             hint="sudo setsebool -P container_use_devices=on",
         )
+
+
+# --- The C library that the driver's libraries need
+
+
+def check_glibc(libraries: Iterable[str], spec: RunSpec, run: Callable[[RunSpec], CommandResult]) -> None:
+    """Raise ToolError if a driver library of this machine needs a newer glibc than the image of `run` has.
+
+    An image is probed only if some image could be too old. One without getconf is not checked.
+    """
+    need = newest_need(libraries)
+    if need.version <= FLOOR_GLIBC:
+        return
+    probe = RunSpec(argv=PROBE_GLIBC, uid=spec.uid, read_only=True, timeout=60)
+    if problem := glibc_problem(need, parse_glibc(run(probe).stdout)):
+        raise ToolError("image-glibc-too-old", problem, hint=f"use an image on {newer_base(need.version)}")

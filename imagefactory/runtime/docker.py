@@ -32,6 +32,7 @@ from imagefactory.progress import QUIET, Progress
 from imagefactory.runtime.devices import (
     CDI_FAILURE,
     AmdGpus,
+    check_glibc,
     check_selinux,
     count_gpus,
     current_cdi_names,
@@ -39,7 +40,7 @@ from imagefactory.runtime.devices import (
     find_device_nodes,
 )
 from imagefactory.runtime.docker_daemon import DockerDaemon, run_name
-from imagefactory.runtime.hardware import MAKE_CDI, read_cdi, read_driver
+from imagefactory.runtime.hardware import MAKE_CDI, CdiDevices, driver_libraries, read_cdi, read_driver
 from imagefactory.runtime.protocol import (
     GRACE_SECONDS,
     BoundedOutput,
@@ -254,20 +255,24 @@ class DockerRunner:
             raise ToolError(
                 "tool-missing", "the docker command is not installed", hint="apt-get install docker-cli"
             )
-        names = self._cdi_names(spec) if spec.gpus else ()
+        names: tuple[str, ...] = ()
+        if spec.gpus:
+            devices = self._read_cdi()
+            names = current_cdi_names(spec.selected_gpus, devices, read_driver()) if devices.names else ()
+            libraries = devices.libraries if names else driver_libraries()
+            check_glibc(libraries, spec, lambda probe: self.run(image, probe))
         self._sweep()
         name = self.daemon.ensure(self.layout, image, run_name(image), self.progress)
         run = self._captured if spec.capture else self._attached
         with self._container(name, spec, names) as container:
             return run(container, spec, cdi=bool(names))
 
-    def _cdi_names(self, spec: RunSpec) -> tuple[str, ...]:
-        """Return CDI's names of the GPUs, none if the daemon has no CDI or no specification names GPUs."""
+    def _read_cdi(self) -> CdiDevices:
+        """Return the GPUs of the daemon's CDI specifications, none if it has no CDI."""
         facts = self.daemon.info()
         if "name=selinux" in (facts.get("SecurityOptions") or ()):
             check_selinux()
-        devices = read_cdi(facts.get("CDISpecDirs") or ())
-        return current_cdi_names(spec.selected_gpus, devices, read_driver()) if devices.names else ()
+        return read_cdi(facts.get("CDISpecDirs") or ())
 
     @contextlib.contextmanager
     def _container(self, image: str, spec: RunSpec, names: tuple[str, ...]) -> Iterator[Container]:

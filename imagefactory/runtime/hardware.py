@@ -16,9 +16,11 @@ import ctypes
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+import struct
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 FORMAT = 1
 UNUSABLE = "no usable GPU: "
@@ -434,6 +436,7 @@ _NUMBER = re.compile("[0-9]{1,4}")
 # In JSON and YAML. Hooks have `hookName`.
 _KIND = re.compile(r"""(?<![A-Za-z])kind["']?\x20*:\x20*["']?nvidia\.com/gpu["'\s,}]""")
 _NAME = re.compile(r"""(?<![A-Za-z])name["']?[ ]*:[ ]*["']?([A-Za-z0-9][A-Za-z0-9_.:-]*)""")
+_HOST_PATH = re.compile(r"""(?<![A-Za-z])hostPath["']?\x20*:\x20*["']?(/[^\s"',}]+)""")
 _DRIVER = re.compile(r"libcuda\.so\.([0-9]+\.[0-9]+(?:\.[0-9]+)?)")
 
 
@@ -500,15 +503,18 @@ def select(
 
 
 class CdiDevices(NamedTuple):
-    """The names of GPUs in CDI specifications (`0`, `GPU-...`, `all`), and the drivers that these are for."""
+    """The GPUs in CDI specifications (`0`, `GPU-...`, `all`), with the versions and files of their driver."""
 
     names: Sequence[str]
     drivers: Sequence[str]
+    libraries: Sequence[str] = ()
 
 
 def read_cdi(folders: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
     """Return the NVIDIA GPUs that the specifications in these directories describe."""
-    names, drivers = set(), set()
+    names: set[str] = set()
+    drivers: set[str] = set()
+    libraries: set[str] = set()
     for path in sorted(path for folder in folders for path in Path(folder).glob("*")):
         if path.suffix in (".json", ".yaml", ".yml") and path.is_file():
             try:
@@ -518,7 +524,10 @@ def read_cdi(folders: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
             if _KIND.search(text):
                 names.update(_NAME.findall(text))
                 drivers.update(_DRIVER.findall(text))
-    return CdiDevices(sorted(names), sorted(drivers))
+                libraries.update(
+                    path for path in _HOST_PATH.findall(text) if Path(path).name.startswith(_LOADED)
+                )
+    return CdiDevices(sorted(names), sorted(drivers), sorted(libraries))
 
 
 def cdi_names(gpus: Sequence[Sequence[Any]], devices: CdiDevices) -> list[str]:
@@ -539,3 +548,160 @@ def outdated_cdi(devices: CdiDevices, driver: str) -> str:
         return ""
     drivers = ", ".join(devices.drivers)
     return f"the CDI specification of the GPUs is for driver {drivers}, and the loaded one is {driver}"
+
+
+# --- The driver's libraries, and the C library that they need
+
+
+LIBRARIES = (
+    "libcuda.so",
+    "libcudadebugger.so",
+    "libnvidia-allocator.so",
+    "libnvidia-cfg.so",
+    "libnvidia-gpucomp.so",
+    "libnvidia-ml.so",
+    "libnvidia-nvvm.so",
+    "libnvidia-nvvm70.so",
+    "libnvidia-opencl.so",
+    "libnvidia-pkcs11-openssl3.so",
+    "libnvidia-pkcs11.so",
+    "libnvidia-ptxjitcompiler.so",
+    "libnvidia-tileiras.so",
+)
+CACHE_LINE = re.compile(r"^\s+(?P<name>\S+) \((?P<flags>[^)]*)\) => (?P<path>/.+)$")
+CACHE_ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "AArch64"}
+LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
+# Programs of CUDA load these. Others are for debuggers, OpenCL or confidential computing, and may need more.
+_LOADED = ("libcuda.so", "libnvidia-gpucomp.so", "libnvidia-ml.so", "libnvidia-nvvm", "libnvidia-ptxjit")
+FLOOR_GLIBC = (2, 17)
+"""The glibc of manylinux2014: older images run no wheel of a framework."""
+GLIBC_OF_BASES = (("debian-12", (2, 36)), ("ubuntu-24.04", (2, 39)), ("debian-13", (2, 41)))
+PROBE_GLIBC = ("getconf", "GNU_LIBC_VERSION")
+"""Prints `glibc 2.36` in an image. The tool comes with the C library."""
+_VERNEED, _WEAK = 0x6FFFFFFE, 2
+_SECTIONS, _TABLE = 4096, 1 << 24  # limits, in entries and bytes
+_GLIBC = re.compile(rb"GLIBC_([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
+_RELR = b"GLIBC_ABI_DT_RELR"  # glibc 2.36 and newer
+
+
+def parse_linker_cache(text: str, *, machine: str) -> tuple[tuple[str, str], ...]:
+    """Return (soname, path) of the driver's libraries in the output of `ldconfig -p`, for this architecture.
+
+    The first line for a soname is used, as in the dynamic linker.
+    """
+    architecture = CACHE_ARCHITECTURES.get(machine, machine)
+    libraries: dict[str, str] = {}
+    for line in text.splitlines():
+        match = CACHE_LINE.match(line)
+        if not match or architecture not in [part.strip() for part in match["flags"].split(",")]:
+            continue
+        name = match["name"]
+        if any(name == library or name.startswith(library + ".") for library in LIBRARIES):
+            libraries.setdefault(name, match["path"])
+    return tuple(sorted(libraries.items()))
+
+
+def read_linker_cache() -> str:
+    """Return the output of `ldconfig -p`, "" without ldconfig."""
+    for program in LDCONFIG:
+        if Path(program).is_file():
+            return subprocess.run(
+                [program, "-p"], capture_output=True, text=True, check=False, env={}, stdin=subprocess.DEVNULL
+            ).stdout
+    return ""
+
+
+def driver_libraries() -> list[str]:
+    """Return the paths of the driver's libraries in the dynamic linker's cache."""
+    return [path for _, path in parse_linker_cache(read_linker_cache(), machine=os.uname().machine)]
+
+
+class GlibcNeed(NamedTuple):
+    """The newest glibc (`(2, 34)`) that a library needs, (0,) for none, and the path of the library."""
+
+    version: tuple[int, ...]
+    library: str
+
+
+def newest_need(paths: Iterable[str]) -> GlibcNeed:
+    """Return the newest need of the libraries that CUDA programs load, of those in `paths`."""
+    files = sorted({path for path in paths if Path(path).name.startswith(_LOADED)})
+    return max((GlibcNeed(read_glibc_need(Path(path)), path) for path in files), default=GlibcNeed((0,), ""))
+
+
+def read_glibc_need(path: Path) -> tuple[int, ...]:
+    """Return the newest glibc that a 64-bit library needs, (0,) for none or another file.
+
+    Source: Linux Standard Base 5.0, Core, symbol versioning: the section .gnu.version_r.
+    """
+    newest: tuple[int, ...] = (0,)
+    try:
+        with path.open("rb") as file:
+            for name in _needed_versions(file):
+                match = _GLIBC.fullmatch(name)
+                version = (
+                    (2, 36) if name == _RELR else tuple(map(int, match[1].split(b"."))) if match else (0,)
+                )
+                newest = max(newest, version)
+    except (OSError, struct.error):
+        pass  # unreadable or cut: then the program says more
+    return newest
+
+
+def _needed_versions(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the names of the versions in .gnu.version_r, without weak ones."""
+    head = file.read(64)
+    if head[:6] != b"\x7fELF\2\1":
+        return
+    (start,), (size, count) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+    if size != 64 or count > _SECTIONS:
+        return
+    file.seek(start)
+    table = file.read(size * count)
+    sections = [struct.unpack_from("<4xI16xQQI", table, at) for at in range(0, size * count, size)]
+    for kind, offset, length, link in sections:
+        if kind != _VERNEED or link >= len(sections):
+            continue
+        data, names = _bytes_at(file, offset, length), _bytes_at(file, *sections[link][1:3])
+        at = 0
+        for _ in range(_SECTIONS):
+            count, aux, step = struct.unpack_from("<2xH4xII", data, at)
+            entry = at + aux
+            for _ in range(count):
+                flags, name, further = struct.unpack_from("<4xH2xII", data, entry)
+                if not flags & _WEAK:
+                    yield names[name : names.find(b"\0", name)]
+                entry += further
+                if not further:
+                    break
+            if not step:
+                break
+            at += step
+
+
+def _bytes_at(file: BinaryIO, offset: int, length: int) -> bytes:
+    file.seek(offset)
+    return file.read(min(length, _TABLE))
+
+
+def parse_glibc(text: str) -> tuple[int, ...]:
+    """Return (2, 36) for the output `glibc 2.36` of PROBE_GLIBC, (0,) for other texts."""
+    match = re.match(r"glibc ([0-9]{1,4})\.([0-9]{1,4})", text)
+    return (int(match[1]), int(match[2])) if match else (0,)
+
+
+def glibc_problem(need: GlibcNeed, version: tuple[int, ...]) -> str:
+    """Return the problem of an image with glibc `version`, "" for none or (0,), an unknown version."""
+    if version == (0,) or need.version <= version:
+        return ""
+    needed, present = (".".join(map(str, numbers)) for numbers in (need.version, version))
+    return (
+        f"{Path(need.library).name} of this machine's driver needs glibc {needed} and the image has "
+        f"{present}, so programs in it cannot use the GPU"
+    )
+
+
+def newer_base(version: tuple[int, ...]) -> str:
+    """Return what to build images on for drivers that need this glibc: `a newer base, such as debian-13`."""
+    known = [name for name, glibc in GLIBC_OF_BASES if glibc >= version]
+    return f"a newer base, such as {' or '.join(known)}" if known else "a newer base"

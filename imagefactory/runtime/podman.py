@@ -30,6 +30,7 @@ from imagefactory.progress import Progress
 from imagefactory.runtime.devices import (
     CDI_FAILURE,
     AmdGpus,
+    check_glibc,
     check_selinux,
     count_gpus,
     current_cdi_names,
@@ -158,6 +159,13 @@ def explain(message: str, *, gpus: bool) -> ImagefactoryError:
         )
     if "catatonit" in message or "init binary" in message:
         return ToolError("tool-missing", "podman has no catatonit", hint="apt-get install catatonit")
+    if re.search("setup user|newuidmap|subuid", message):
+        return ToolError(
+            "podman-failed",
+            f"podman cannot map the user of the container: {text}",
+            hint="sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER, "
+            "then podman system migrate",
+        )
     return ToolError(
         "command-not-started", f"podman did not start the container: {text}", hint="run podman info"
     )
@@ -208,8 +216,10 @@ class PodmanRunner:
             check_selinux()
             amd = find_amd_gpus()
             nvidia = amd is None or count_gpus(find_device_nodes(Path("/dev"))) > 0
-            names = current_cdi_names(spec.selected_gpus, read_cdi(), read_driver()) if nvidia else ()
+            devices = read_cdi()
+            names = current_cdi_names(spec.selected_gpus, devices, read_driver()) if nvidia else ()
             gpus = gpu_options(names, amd, uid=os.geteuid())
+            check_glibc(devices.libraries, spec, lambda probe: self.run(image, probe))
         self._sweep()
         known, name = self._ensure(image), f"imagefactory-{secrets.token_hex(8)}"
         created = create_command(

@@ -50,7 +50,14 @@ from imagefactory.model import CommandResult, RunSpec
 from imagefactory.oci.manifests import Image, SifArtifact
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress, QuietProgress
-from imagefactory.runtime.devices import DRIVER_DIRECTORY, NO_GPU_HINT, GpuDevices, find_gpus, select_devices
+from imagefactory.runtime.devices import (
+    DRIVER_DIRECTORY,
+    NO_GPU_HINT,
+    GpuDevices,
+    check_glibc,
+    find_gpus,
+    select_devices,
+)
 from imagefactory.runtime.emulator import Emulator, find_emulator
 from imagefactory.runtime.limits import RunLimits, decide_limits, limit_message, read_capacity
 from imagefactory.runtime.protocol import (
@@ -296,7 +303,10 @@ class UnshareRunner:
             emulator=find_emulator(image.architecture),
         )
         tty = not spec.capture and os.isatty(0) and os.isatty(1)
-        decided = plan(paths, spec, read_caller(), gpus=self.find() if spec.gpus else None, tty=tty)
+        gpus = self.find() if spec.gpus else None
+        decided = plan(paths, spec, read_caller(), gpus=gpus, tty=tty)
+        if gpus:
+            check_glibc(gpus.libraries, spec, lambda probe: self.run(image, probe))
         stdin = subprocess.DEVNULL if spec.capture else None
         output = subprocess.PIPE if spec.capture else None
         with signals_to_command(interactive=not spec.capture):

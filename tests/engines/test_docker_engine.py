@@ -43,6 +43,7 @@ from tests.made.supplies import supplies
 from tests.services import docker_daemon
 from tests.services.children import LIMIT, child, wait_for
 from tests.services.docker import write_config
+from tests.services.gpu_host import library_of_the_future
 
 CANARY = "canary-Xq7pW3vT9z"
 CANARY_PEM = b"# a canary called Zk4mB8rL2n\n"
@@ -609,6 +610,12 @@ def test_gpus_come_by_cdi(bench: Bench, image: Image, tmp_path: Path) -> None:
         assert runner.run(image, sh(script)).returncode != 0
         with fails("docker-cdi-unavailable", "MIG-a"):
             runner.run(image, sh("true", gpus=True, selected_gpus=((0, "MIG-a", ""),)))
+        library = tmp_path / "libcuda.so.1"
+        library.write_bytes(library_of_the_future())
+        mount = {"hostPath": str(library), "containerPath": "/usr/lib/libcuda.so.1"}
+        path.write_text(json.dumps({**spec, "containerEdits": {"mounts": [mount]}}))
+        with fails("image-glibc-too-old", r"libcuda.so.1.* 2\.99 "):
+            runner.run(image, sh("true", gpus=True))
         # After an update of the driver its libraries have other names.
         gone = {"hostPath": "/usr/lib/libcuda.so.525.60", "containerPath": "/usr/lib/libcuda.so.525.60"}
         path.write_text(json.dumps({**spec, "containerEdits": {"mounts": [gone]}}))

@@ -44,7 +44,7 @@ from tests.made.kit import (
     suite_report,
 )
 from tests.services.children import LIMIT, child
-from tests.services.gpu_host import UUID, Told
+from tests.services.gpu_host import UUID, Told, library_of_the_future
 
 GOOD = {"report": suite_report(), "says": ["driver: passed - 12.4"]}
 
@@ -591,6 +591,23 @@ def test_a_gpu_that_is_not_there_stops_a_kit_before_anything_is_started(
         assert f"0 ({UUID})" in capsys.readouterr().err
     assert not bench.calls()
     assert not (bench.kit / "result").exists()
+
+
+@pytest.mark.parametrize(("glibc", "code"), [("glibc 2.31", 6), ("glibc 2.99", 0), ("no such tool", 0)])
+def test_a_driver_that_needs_a_newer_glibc_than_the_image(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glibc: str, code: int
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes(library_of_the_future())
+    monkeypatch.setattr(start, "driver_libraries", lambda: [str(library)])
+    for name, runs in (("docker", docker), ("apptainer", apptainer)):
+        answer(bench, name, {f"{name} .*getconf.*": {"says": [glibc]}})
+        runs(bench, GOOD)
+        assert bench.run("--runner", name) == code
+        facts = bench.result("run.json")
+        assert facts["outcome"] == ("infrastructure" if code else "")
+        assert ("2.99" in facts["reason"]) == bool(code)
+        assert (bench.kit / "result/report.json").exists() == (code == 0)
 
 
 def test_apptainer_gets_the_selected_gpus(bench: Bench) -> None:

@@ -26,17 +26,20 @@ from imagefactory.model import CommandResult, Mount, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QUIET, QuietProgress
+from imagefactory.runtime.devices import GpuDevices
 from imagefactory.runtime.podman import PodmanRunner
 from imagefactory.runtime.protocol import OUTPUT_LIMIT
+from imagefactory.runtime.unshare import UnshareRunner
 from imagefactory.schedulers.pool import ImageKind
 from imagefactory.schedulers.sites import find_site
 from tests.made.errors import fails
 from tests.made.layout import add_image
 from tests.made.offers import job_spec
 from tests.services.children import wait_for
+from tests.services.gpu_host import THREADS, build_library, library_of_the_future
 from tests.services.podman import PodmanService
 
-PROGRAMS = ("sh", "cat", "cp", "env", "grep", "head", "id", "ls", "sleep", "touch", "true", "yes")
+PROGRAMS = ("sh", "cat", "cp", "env", "getconf", "grep", "head", "id", "ls", "sleep", "touch", "true", "yes")
 SPEC = {
     "cdiVersion": "0.5.0",
     "kind": "nvidia.com/gpu",
@@ -322,6 +325,22 @@ def test_a_slurm_job_gets_its_own_gpus_alone(
     assert done.returncode == 7
     assert (folder / "written").read_text() == f"{os.getuid()}\n"
     assert bench.containers == []
+
+
+def test_a_driver_that_needs_a_newer_glibc_than_the_image(bench: Bench, cdi: Path, tmp_path: Path) -> None:
+    """Both runners say so before the command starts."""
+    library = tmp_path / "libcuda.so.550.90.07"
+    mount = {"hostPath": str(library), "containerPath": "/usr/lib/libcuda.so.1", "options": ["rbind", "ro"]}
+    cdi.write_text(json.dumps({**SPEC, "containerEdits": {"mounts": [mount]}}))
+    devices = GpuDevices(devices=(), libraries=(str(library),), links=(), programs=(), driver="")
+    runners = (bench.runner, UnshareRunner(bench.layout, find=lambda: devices))
+    library.write_bytes(library_of_the_future())
+    for runner in runners:
+        with fails("image-glibc-too-old", r"libcuda.so.550.90.07.* 2\.99 "):
+            runner.run(bench.image, sh("true", gpus=True))
+    library.write_bytes(build_library(THREADS))
+    for runner in runners:
+        assert runner.run(bench.image, sh("echo runs", gpus=True)).stdout == "runs\n"
 
 
 CHILD = """

@@ -95,3 +95,24 @@ def compile_nvml(told: Told) -> bytes:
         library = Path(folder, "libnvidia-ml.so.1")
         subprocess.run(["gcc", "-shared", "-fPIC", *defines, "-o", str(library), str(SOURCE)], check=True)
         return library.read_bytes()
+
+
+THREADS = "#include <pthread.h>\nvoid *f = pthread_create;"
+"""Needs glibc 2.34, since which this function is in libc itself."""
+
+
+@functools.cache
+def build_library(code: str, *options: str) -> bytes:
+    """A shared library of some C."""
+    with tempfile.TemporaryDirectory(prefix="library-") as folder:
+        path = Path(folder, "library.so")
+        command = ["gcc", "-xc", "-", "-shared", "-fPIC", "-nostartfiles", "-o", str(path), *options]
+        subprocess.run(command, input=code, text=True, check=True)
+        return path.read_bytes()
+
+
+def library_of_the_future() -> bytes:
+    """A library that needs glibc 2.99."""
+    data = build_library(THREADS)
+    assert b"GLIBC_2.34\0" in data
+    return data.replace(b"GLIBC_2.34\0", b"GLIBC_2.99\0")

@@ -37,6 +37,7 @@ from imagefactory.oci.store import ImageReference, Mirrors, Store, parse_referen
 from imagefactory.oci.transfer import TransferRequest, send
 from imagefactory.oci.unpack import UnpackedLayers
 from imagefactory.progress import Progress
+from imagefactory.runtime.hardware import PROBE_GLIBC
 from imagefactory.runtime.unshare import UnshareRunner
 
 REPOSITORY = "base"
@@ -59,8 +60,6 @@ except (ValueError, OSError):
     libc = None
 print("%d.%d" % sys.version_info[:2], libc or "another C library than glibc", sep="\\n")
 """
-# For an image whose recipe names no Python; the tool comes with the C library.
-PROBE_LIBC = ("getconf", "GNU_LIBC_VERSION")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +260,7 @@ def _try(layout: Layout, base: BaseSpec, image: Image) -> None:
             hint=f"write the digest of the image's index, or of its {architecture(base.platform)} manifest",
         )
     python = (base.python_path, "-I", "-S", "-c", PROBE)
-    spec = RunSpec(argv=python if base.python else PROBE_LIBC, read_only=True, timeout=60)
+    spec = RunSpec(argv=python if base.python else PROBE_GLIBC, read_only=True, timeout=60)
     check_carried(base, UnshareRunner(layout).run(image, spec))
 
 

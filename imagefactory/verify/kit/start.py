@@ -29,11 +29,18 @@ from .forward import FIRST, HEAD, LOOK, LOOK_SECONDS, read_look
 from .hardware import (
     ALL,
     CDI_FOLDERS,
+    FLOOR_GLIBC,
     MAKE_CDI,
+    PROBE_GLIBC,
     CdiDevices,
     SelectedGpu,
     cdi_names,
+    driver_libraries,
+    glibc_problem,
+    newer_base,
+    newest_need,
     outdated_cdi,
+    parse_glibc,
     read_cdi,
     read_driver,
 )
@@ -253,6 +260,15 @@ def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
     return ["--gpus", f'"device={uuids}"' if uuids else ALL]  # docker reads CSV
 
 
+def check_glibc(libraries: Sequence[str], probe: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise Stop if the driver's libraries need a newer glibc than the image, of which `probe` prints it."""
+    need = newest_need(libraries)
+    if need.version > FLOOR_GLIBC:
+        problem = glibc_problem(need, parse_glibc(capture(probe, environ).stdout))
+        if problem:
+            raise Stop(f"{problem}: use an image on {newer_base(need.version)}", EXIT_TOOL, "infrastructure")
+
+
 def docker_argv(
     kit: Kit, image: str, work: Path, name: str, visible: str, gpus: Sequence[str], program: str = "docker"
 ) -> list[str]:
@@ -409,6 +425,10 @@ class Docker:
         NVIDIA's hook, which gives the container its GPUs, chooses the libcuda.
         """
         name = f"imagefactory-kit-{self.kit.nonce[:12]}-{os.getpid()}"
+        closed = ("--network", "none", "--cap-drop", "ALL", "--read-only", "--entrypoint", PROBE_GLIBC[0])
+        probe = (self.name, "run", "--rm", "--pull", "never", *closed, image, *PROBE_GLIBC[1:])
+        libraries = self.devices.libraries if self.devices.names else driver_libraries()
+        check_glibc(libraries, probe, self.environ)
         options = gpu_options(gpus, self.devices)
         argv = docker_argv(self.kit, image, work, name, visible, options, self.name)
         try:
@@ -561,6 +581,8 @@ class Apptainer:
         if visible:
             inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
         privileges = ["--no-privs"] * (os.geteuid() == 0)
+        probe = (self.program, "--silent", "exec", *ALONE, *privileges, image, *PROBE_GLIBC)
+        check_glibc(driver_libraries(), probe, self.environ)
         look = [self.program, "--silent", "exec", *ALONE, *privileges, image, "/bin/sh", "-c", LOOK]
         output = read_start(look, self.environ, 2 * HEAD)
         forward = read_look(output, host["driver"], [gpu["name"] for gpu in host["gpus"]])

@@ -151,6 +151,7 @@ def test_overlay_denied_is_its_own_finding() -> None:
     ({"gpu_nodes": ()}, "GPU", Health.WARNING, "imagefactory run --gpus all"),
     ({"lost_gpus": ("GPU 1: GPU is lost",)}, "GPU", Health.WARNING, "--gpu-reset"),
     ({"driver_libraries": ()}, "GPU", Health.MISSING, "ldconfig"),
+    ({"driver_glibc": (2, 39)}, "GPU", Health.WARNING, "ubuntu-24.04"),
     ({"gpu_nodes": ("/dev/nvidia0",)}, "GPU", Health.DENIED, "nvidia-modprobe"),
     ({"uid": 1000, "user": "ann"}, "subordinate ids", Health.MISSING, "apt-get install uidmap"),
     ({"uid": 1000, "user": "ann", "tools": (*HEALTHY.tools, ("newuidmap", "/n"))},

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from imagefactory.runtime.hardware import (
+    GLIBC_OF_BASES,
     CdiDevices,
+    GlibcNeed,
     LostGpu,
     NoGpu,
     Places,
@@ -18,17 +21,22 @@ from imagefactory.runtime.hardware import (
     SelectionError,
     cdi_names,
     find_gpu_nodes,
+    glibc_problem,
     lost_gpus,
+    newer_base,
+    newest_need,
     outdated_cdi,
+    parse_glibc,
     parse_major,
     parse_version,
     read_cdi,
+    read_glibc_need,
     read_hardware,
     read_visible,
     select,
 )
 from imagefactory.verify import kit
-from tests.services.gpu_host import UUID, Told, make_host
+from tests.services.gpu_host import THREADS, UUID, Told, build_library, make_host
 
 MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
@@ -201,12 +209,13 @@ kind: nvidia.com/gpu
 
 def test_names_in_specifications_of_cdi(tmp_path: Path) -> None:
     folders = (str(tmp_path), "/nowhere")
-    assert read_cdi(folders) == CdiDevices([], [])
+    assert read_cdi(folders) == CdiDevices([], [], [])
     (tmp_path / "nvidia.yaml").write_text(YAML)
     (tmp_path / "other.json").write_text('{"kind": "example.org/net", "devices": [{"name": "eth0"}]}')
     (tmp_path / "notes.txt").write_text(YAML.replace('"0"', '"9"'))
     (tmp_path / "folder.json").mkdir()
-    assert read_cdi(folders) == CdiDevices(["0", A, "all"], ["550.90.07"])
+    libcuda = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.90.07"
+    assert read_cdi(folders) == CdiDevices(["0", A, "all"], ["550.90.07"], [libcuda])
     (tmp_path / "more.json").write_text('{"kind":"nvidia.com/gpu","devices":[{"name":"1"},{"name":"1:0"}]}')
     devices = read_cdi(folders)
     assert devices.names == ["0", "1", "1:0", A, "all"]
@@ -323,3 +332,62 @@ def test_the_file_works_alone(tmp_path: Path) -> None:
 
 def test_this_program_asks_the_machine_itself_where_nobody_says_otherwise() -> None:
     assert Places() == ("/dev", "/proc", "libnvidia-ml.so.1")
+
+
+def test_the_glibc_that_libraries_need(tmp_path: Path) -> None:
+    paths = {}
+    for name, data in (
+        ("libcuda.so.550.90.07", build_library("#include <string.h>\nvoid *f = memcpy;")),
+        ("libnvidia-ptxjitcompiler.so.1", build_library(THREADS)),
+        ("libnvidia-ml.so.1", build_library("int f(void) { return 1; }", "-nostdlib")),
+        ("libnvidia-pkcs11.so.1", b"no library"),
+        ("libnvidia-nvvm.so.4", b"\x7fELF\2\1" + b"\xff" * 58),
+    ):
+        paths[name] = tmp_path / name
+        paths[name].write_bytes(data)
+    assert read_glibc_need(paths["libcuda.so.550.90.07"]) == (2, 14)
+    assert read_glibc_need(paths["libnvidia-ptxjitcompiler.so.1"]) == (2, 34)
+    for name in ("libnvidia-ml.so.1", "libnvidia-pkcs11.so.1", "libnvidia-nvvm.so.4"):
+        assert read_glibc_need(paths[name]) == (0,)
+    assert read_glibc_need(tmp_path / "nothing") == (0,)
+    need = newest_need(map(str, paths.values()))
+    assert need == ((2, 34), str(paths["libnvidia-ptxjitcompiler.so.1"]))
+    assert newest_need([]).version == (0,)
+    paths["libnvidia-pkcs11.so.1"].write_bytes(build_library(THREADS))
+    assert newest_need([str(paths["libnvidia-pkcs11.so.1"])]).version == (0,)  # CUDA does not load it
+
+
+def test_every_beginning_of_a_library_is_read_to_an_end(tmp_path: Path) -> None:
+    path, data = tmp_path / "libcuda.so.1", build_library(THREADS)
+    for size in range(0, len(data), 97):
+        path.write_bytes(data[:size])
+        assert read_glibc_need(path) in ((0,), (2, 34))
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "fits"),
+    [
+        ("glibc 2.31\n", (2, 31), False),
+        ("glibc 2.34\n", (2, 34), True),
+        ("glibc 2.41\n", (2, 41), True),
+        ("glibc 2.4\n", (2, 4), False),
+        ("getconf: unknown variable\n", (0,), True),
+        ("", (0,), True),
+    ],
+)
+def test_an_image_with_an_older_glibc(text: str, version: tuple[int, ...], fits: bool) -> None:
+    assert parse_glibc(text) == version
+    problem = glibc_problem(GlibcNeed((2, 34), "/usr/lib/libcuda.so.1"), version)
+    assert (problem == "") == fits
+    if not fits:
+        for word in ("libcuda.so.1", "2.34", text.split()[1]):
+            assert word in problem
+
+
+def test_bases_that_are_new_enough() -> None:
+    assert newer_base((2, 34)).endswith("debian-12 or ubuntu-24.04 or debian-13")
+    assert newer_base((2, 38)).endswith("ubuntu-24.04 or debian-13")
+    assert newer_base((2, 50)) == "a newer base"
+    bases = yaml.safe_load(Path(__file__).parents[3].joinpath("recipes/bases.yaml").read_text())["bases"]
+    known = {name: ".".join(map(str, glibc)) for name, glibc in GLIBC_OF_BASES}
+    assert [known[base["name"]] for base in bases] == [base["glibc"] for base in bases]
