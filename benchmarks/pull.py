@@ -159,14 +159,14 @@ def pack_again(layout: Layout, form: Form, layer: OciLayer) -> OciLayer:
 
 def arrange(layout: Layout, form: Form, layers: Sequence[OciLayer]) -> Iterator[OciLayer]:
     """Yield the files of `layers` in new layers, of at most `form.split` MB if that is set."""
-    room, folders = form.split * 1_000_000 or 1 << 60, set[str]()
+    room, paths = form.split * 1_000_000 or 1 << 60, set[str]()
     new, size = LayerFile(layout, form), 0
     for layer in layers:
         with plain_layer(layout, layer) as plain, tarfile.open(fileobj=plain, mode="r|") as source:
             for member in source:
-                if member.isdir() and member.name in folders:
-                    continue  # Docker's store rejects a path that is twice in a layer
-                folders.update([member.name] if member.isdir() else [])
+                if member.name in paths:
+                    continue  # the same in all layers, and Docker's store rejects a path twice in one
+                paths.add(member.name)
                 if size and size + member.size > room:
                     yield new.commit(layer.title)
                     new, size = LayerFile(layout, form), 0

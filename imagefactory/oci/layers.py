@@ -67,7 +67,7 @@ ZSTD_LEVEL = 1
 
 
 def codec(name: str) -> LayerCodec:
-    """Return the codec `zstd` or `gzip`. Raises UsageError for another name."""
+    """Return a codec of CODECS by its name. Raises UsageError for another name."""
     if name not in CODECS:
         raise UsageError(
             "option-invalid", f"unknown layer codec '{name}'", hint=f"supported codecs: {', '.join(CODECS)}"
@@ -75,7 +75,7 @@ def codec(name: str) -> LayerCodec:
     return CODECS[name]()
 
 
-def _zstd() -> LayerCodec:
+def _zstd(level: int) -> LayerCodec:
     import zstandard
 
     def read(path: Path) -> Iterator[bytes]:
@@ -89,10 +89,10 @@ def _zstd() -> LayerCodec:
 
     version = ".".join(str(part) for part in zstandard.ZSTD_VERSION)
     return LayerCodec(
-        name="zstd",
+        name="zstd" if level == ZSTD_LEVEL else f"zstd-{level}",
         media_type="application/vnd.oci.image.layer.v1.tar+zstd",
-        identity=f"libzstd {version} level {ZSTD_LEVEL}",
-        compressor=lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(),
+        identity=f"libzstd {version} level {level}",
+        compressor=lambda: zstandard.ZstdCompressor(level=level).compressobj(),
         decompress=read,
     )
 
@@ -154,7 +154,13 @@ class _FixedChunks:
         return self._inner.compress(bytes(self._waiting)) + self._inner.flush()
 
 
-CODECS: dict[str, Callable[[], LayerCodec]] = {"zstd": _zstd, "gzip": _gzip}
+# On CUDA libraries level 9 leaves 20 % less than level 1, at 27 MB/s a core. Level 12 or a window of 128 MiB
+# gain 3 % more at most.
+CODECS: dict[str, Callable[[], LayerCodec]] = {
+    "zstd": partial(_zstd, ZSTD_LEVEL),
+    "zstd-9": partial(_zstd, 9),
+    "gzip": _gzip,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

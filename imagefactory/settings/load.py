@@ -85,8 +85,8 @@ def check_values(values: Mapping[str, SettingValue]) -> None:
 
 
 def _check_choices(values: Mapping[str, SettingValue]) -> None:
-    if values["codec"].value not in ("zstd", "gzip"):
-        raise _invalid("codec", values["codec"], "a codec", "write zstd or gzip")
+    if values["codec"].value not in ("zstd", "zstd-9", "gzip"):
+        raise _invalid("codec", values["codec"], "a codec", "write zstd, zstd-9 or gzip")
     if values["sigstore_bundles"].value not in ("", "yes", "no"):
         raise _invalid("sigstore-bundles", values["sigstore_bundles"], "yes or no", 'write "yes" or "no"')
     if not re.fullmatch("[0-9]+", values["workers"].value):

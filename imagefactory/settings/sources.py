@@ -158,7 +158,10 @@ MEANINGS = {
         "`lock` verifies and records who published each wheel, if the index [attests](../update-packages.md"
         "#know-who-published-a-wheel) it: or `strict`, which stops at a changed or lost publisher, or `off`",
     ),
-    "codec": ("`zstd`", "of layers: or `gzip`, quicker to make, for engines that read no zstd too"),
+    "codec": (
+        "`zstd`",
+        "of layers: or `zstd-9`, a fifth smaller and slow; or `gzip`, quick, for engines without zstd",
+    ),
     "workers": ("`0`", "what works at once; 0 is one per core"),
     "signing-key": (
         "the one key that you have",

@@ -64,7 +64,7 @@ def test_commands(words: str, message: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("codec = 'lzma'", "codec: 'lzma' ({file}) is not a codec", "write zstd or gzip"),
+        ("codec = 'lzma'", "codec: 'lzma' ({file}) is not a codec", "write zstd, zstd-9 or gzip"),
         ("codec = []", "{file}: 'codec' is not a string", 'write codec = "..."'),
         (
             "\nsolver = 'mamba'",

@@ -53,7 +53,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", ["zstd", "gzip"])
+@pytest.mark.parametrize("name", ["zstd", "zstd-9", "gzip"])
 def test_a_layer_reads_back_as_the_tar_that_was_hashed(name: str, tmp_path: Path) -> None:
     data, plain = make(name, FILES)
     path = tmp_path / "layer"
@@ -74,7 +74,7 @@ def test_a_layer_reads_back_as_the_tar_that_was_hashed(name: str, tmp_path: Path
     assert members["opt/env/lib64"].linkname == "lib"
 
 
-@pytest.mark.parametrize("name", ["zstd", "gzip"])
+@pytest.mark.parametrize("name", ["zstd", "zstd-9", "gzip"])
 def test_the_same_input_gives_the_same_bytes(name: str) -> None:
     assert make(name, FILES) == make(name, FILES)
     assert make(name, FILES)[0] != make(name, {**FILES, "opt/z": b"z"})[0]
@@ -161,10 +161,19 @@ def test_the_longest_names_are_packed(name: str) -> None:
     assert len(segment.files) == 1
 
 
+def test_zstd_9_packs_the_same_tar_into_fewer_bytes() -> None:
+    files = {"a.py": Path(__file__).read_bytes()}
+    (fast, plain), (small, same) = make("zstd", files), make("zstd-9", files)
+    assert same == plain
+    assert len(small) < len(fast)
+    assert codec("zstd-9").identity != codec("zstd").identity
+    assert codec("zstd-9").media_type == codec("zstd").media_type
+
+
 def test_an_unknown_codec_names_those_there_are() -> None:
     with pytest.raises(UsageError) as caught:
         codec("lzma")
-    assert "zstd, gzip" in caught.value.hint
+    assert "zstd, zstd-9, gzip" in caught.value.hint
 
 
 def test_a_small_layer_of_zeros_is_not_held_in_memory(tmp_path: Path) -> None:

@@ -72,9 +72,9 @@ def test_the_nearest_file_upwards_is_the_root(tmp_path: Path) -> None:
 
 def test_the_environment_beats_the_file(tmp_path: Path) -> None:
     (tmp_path / "imagefactory.toml").write_text('codec = "gzip"\n')
-    environ = {**ENVIRON, "IMAGEFACTORY_CODEC": "zstd", "IMAGEFACTORY_STORE": ""}
+    environ = {**ENVIRON, "IMAGEFACTORY_CODEC": "zstd-9", "IMAGEFACTORY_STORE": ""}
     settings = load_settings(directory=tmp_path, start=Path("/"), environ=environ)
-    assert settings.codec.value == "zstd"
+    assert settings.codec.value == "zstd-9"
     assert settings.codec.origin == "$IMAGEFACTORY_CODEC"
     assert settings.store.origin == "default"
 
