@@ -374,19 +374,24 @@ def _number_parser(kind: type[int] | type[float], bounds: NumberRange) -> Callab
 
 
 def _object_codec(codecs: Mapping[str, _Codec], make: Callable[..., Any]) -> _Codec:
-    names = set(codecs)
+    names, parsers = set(codecs), [(name, codec.parse) for name, codec in codecs.items()]
 
     def parse(value: object) -> Any:
         if not isinstance(value, dict):
             raise _InvalidValueError("expected an object")
-        if set(value) != names:
-            name = min(names ^ set(value))
+        if value.keys() != names:
+            name = min(names ^ value.keys())
             raise _InvalidValueError(
                 f"'{printable_value(name)}' is {'missing' if name in names else 'not a known field'}"
             )
-        return make(
-            **{name: _error_at(f".{name}", codec.parse, value[name]) for name, codec in codecs.items()}
-        )
+        fields = {}
+        try:
+            for name, parse_field in parsers:
+                fields[name] = parse_field(value[name])
+        except _InvalidValueError as found:
+            found.path.append(f".{name}")
+            raise
+        return make(**fields)
 
     return _Codec(
         lambda value: {name: codec.format(getattr(value, name)) for name, codec in codecs.items()}, parse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -19,6 +20,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(word, alike, n=1, cutoff=0.6)), "")
 
 
+@lru_cache(maxsize=4096)
 def natural(text: str) -> tuple[tuple[int, str], ...]:
     """Return a sort key that reads runs of digits as numbers."""
     return tuple(

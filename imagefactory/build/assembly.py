@@ -31,6 +31,7 @@ from imagefactory.build.conda.prefix import (
 from imagefactory.build.definition import (
     HOME,
     Rank,
+    forward_links,
     group_packages,
     pyvenv_cfg,
     rank_wheels,
@@ -185,6 +186,8 @@ def describe_path_conflicts(settled: PathOwners, ranks: Mapping[str, Rank]) -> I
 
 def own_files(definition: BuildSpec) -> Iterator[tuple[str, str, str]]:
     """Yield the environment's own files, which no package may replace."""
+    for path, _ in forward_links(definition.base, definition.lock):
+        yield "the environment", "", path.lstrip("/")
     if definition.lock.conda:
         yield "the environment", "", f"{definition.prefix}/{HISTORY}".lstrip("/")
         return
@@ -398,6 +401,9 @@ class Assembly:
                 )
                 for path, target in venv_links(definition):
                     segment.link(path.lstrip("/"), target)
+            for path, target in forward_links(definition.base, definition.lock):
+                segment.folder(path.rpartition("/")[0].lstrip("/"))
+                segment.link(path.lstrip("/"), target)
 
         return self._layer("environment", base.epoch, lay)[0]
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from imagefactory.errors import Diagnostic, LockError, RecipeError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.gpu.drivers import driver_floor
+from imagefactory.gpu.forward import FORWARD_DIRECTORY, FORWARD_LIBRARY
 from imagefactory.gpu.values import rocm_of
 from imagefactory.lock.files import lock_digest
 from imagefactory.model import (
@@ -34,6 +35,7 @@ HOME = "/home/user"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DRIVER = "/usr/local/nvidia"
 """The directory in which Kubernetes and early NVIDIA container tools mount the driver."""
+_COMPAT_PACKAGE = re.compile(r"cuda-compat-([0-9]{1,3})-([0-9]{1,3})")
 _LOCAL = "bin|etc|games|include|lib|sbin|share|src"
 SHARED = re.compile(rf"/(etc|home(/user)?|opt|root|srv|usr|usr/src|usr/local(/({_LOCAL}))?)")
 """Directories that every image has and project files may add to."""
@@ -55,6 +57,13 @@ def define(
     """
     _check_fit(target, base, lock)
     _check_parent(target, lock, parent_locks)
+    link = forward_links(base, lock)
+    if link and base.image:
+        message = f"the libcuda of cuda-compat needs the link {FORWARD_DIRECTORY}, and an image of a registry"
+        raise RecipeError(
+            [Diagnostic("forward-compat-base", str(target.where), f"{message} may have its own")],
+            hint="write a base of recipes/bases.yaml, or remove cuda-compat",
+        )
     cuda = target.gpu and not rocm_of(target.cuda)
     environment = {
         "PATH": f"{PREFIX}/bin:{SYSTEM_PATH}" + (f":{DRIVER}/bin" if cuda else ""),
@@ -67,8 +76,10 @@ def define(
         environment |= {
             "NVIDIA_VISIBLE_DEVICES": "all",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-            "NVIDIA_REQUIRE_CUDA": f"cuda>={driver_floor(target.cuda)}",
         }
+        # With its own libcuda an image also runs on older drivers, and NVIDIA's hook decides on which.
+        if not link and not any(map(_is_forward, files)):
+            environment["NVIDIA_REQUIRE_CUDA"] = f"cuda>={driver_floor(target.cuda)}"
     for name, _ in target.environment:
         if name in environment:
             message = f"environment sets {name}, which imagefactory sets in every image"
@@ -110,6 +121,22 @@ def define(
         files=files,
         start=replace(start, command=command, workdir=start.workdir or PLAIN_START.workdir),
     )
+
+
+def forward_links(base: BaseSpec, lock: Lock) -> tuple[tuple[str, str], ...]:
+    """Return the link from the directory of NVIDIA's hook to the libcuda that a package brings, if one does.
+
+    conda-forge's cuda-compat has it in the environment, NVIDIA's Debian package in the toolkit's directory.
+    """
+    if any(package.name in ("cuda-compat", "cuda-compat-impl") for package in lock.conda):
+        return ((FORWARD_DIRECTORY, f"{PREFIX}/cuda-compat"),)
+    versions = [match for match in map(_COMPAT_PACKAGE.fullmatch, sorted(base.packages)) if match]
+    return tuple((FORWARD_DIRECTORY, f"/usr/local/cuda-{row[1]}.{row[2]}/compat") for row in versions[-1:])
+
+
+def _is_forward(file: OwnFile) -> bool:
+    directory, _, name = file.path.rpartition("/")
+    return directory == FORWARD_DIRECTORY and FORWARD_LIBRARY.fullmatch(name) is not None
 
 
 def group_packages(definition: BuildSpec) -> tuple[tuple[LockedPackage, ...], ...]:

@@ -14,7 +14,14 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from imagefactory.build.definition import HOME, interpreter, pyvenv_cfg, rank_wheels, venv_links
+from imagefactory.build.definition import (
+    HOME,
+    forward_links,
+    interpreter,
+    pyvenv_cfg,
+    rank_wheels,
+    venv_links,
+)
 from imagefactory.errors import UsageError
 from imagefactory.gpu.capability import MACHINES
 from imagefactory.lock.files import explicit
@@ -265,8 +272,16 @@ def steps(definition: BuildSpec) -> tuple[ShellStep, ...]:
         built=False,
         commands=(f"mkdir -p {shell_word(HOME)}", f"chmod 1777 {shell_word(HOME)}"),
     )
+    forward = tuple(
+        ShellStep(
+            comment=("NVIDIA's hook looks here for a libcuda, which programs use on older drivers.",),
+            built=False,
+            commands=(f"mkdir -p {shell_word(path.rpartition('/')[0])}", f"ln -s {shell_words((to, path))}"),
+        )
+        for path, to in forward_links(definition.base, definition.lock)
+    )
     rest = _conda_steps(definition) if definition.lock.conda else _wheel_steps(definition)
-    return (*((install,) if definition.base.packages else ()), home, *rest)
+    return (*((install,) if definition.base.packages else ()), home, *forward, *rest)
 
 
 def _wheel_steps(definition: BuildSpec) -> tuple[ShellStep, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import sys
@@ -223,6 +224,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # the process is ours
         _print_warnings_plainly()
+        # Python searches for garbage after 700 objects, for a tenth of the time to read 10,000 images.
+        gc.set_threshold(50_000)
     _clean_up_on_termination()
     _install_wakeup()
     try:

@@ -215,8 +215,8 @@ def driver_floor(cuda: str) -> str:
     every driver of that major version ("minor version compatibility" in NVIDIA's CUDA Compatibility guide):
     driver 525, the first for 12.x, supports 12.0 and runs libraries of 12.4. So the result is the `.0` of the
     major version. A higher result would reject GPUs that work, and a lower one would only replace a clear
-    error by a failed cudaGetDeviceCount. The exception, an older driver with NVIDIA's cuda-compat package,
-    does not apply, since the images do not have it. Before 11, each minor version needs its first driver.
+    error by a failed cudaGetDeviceCount. Images with NVIDIA's cuda-compat package, which
+    also run on older drivers, have no such limit. Before 11, each minor version needs its first driver.
     """
     match = re.fullmatch(r"(\d+)(?:\.(\d+))?", cuda)
     if not match:

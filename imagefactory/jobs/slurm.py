@@ -88,13 +88,24 @@ for gpu in $gpus; do
 done"""
 
 ENROOT_CHECK = """\
-# An enroot older than 4.0 gets images only by tag, which may name another image tomorrow.
-if enroot=$(enroot version 2>/dev/null) &&
-    [ "$(printf '%s\\n' 4.0 "$enroot" | sort -V | head -n 1)" != 4.0 ]; then
-    echo "$(hostname): enroot $enroot gets no image by digest, which takes enroot 4.0 or newer." >&2
-    echo "Export the image (imagefactory image export --format sqsh) and name that file instead." >&2
-    exit 9
-fi"""
+sha256=  # of the image, if it is a file that you exported
+case $image in
+*@sha256:*)
+    # An enroot older than 4.0 gets images only by tag, which may name another image tomorrow.
+    if enroot=$(enroot version 2>/dev/null) &&
+        [ "$(printf '%s\\n' 4.0 "$enroot" | sort -V | head -n 1)" != 4.0 ]; then
+        echo "$(hostname): enroot $enroot gets no image by digest, which takes enroot 4.0 or newer." >&2
+        echo "Export the image (imagefactory image export --format sqsh) and name that file instead." >&2
+        exit 9
+    fi
+    ;;
+*)
+    if [ "$(sha256sum <"$image")" != "$sha256  -" ]; then
+        echo "$(hostname): the sha256 of $image is not '$sha256', as this script says" >&2
+        exit 9
+    fi
+    ;;
+esac"""
 PODMAN_GPUS = f"""\
 # podman passes GPUs by CDI: a specification of the node names them by UUID, or by their order on the PCI bus.
 if ! grep -qs nvidia.com/gpu /etc/cdi/* /var/run/cdi/*; then
@@ -251,9 +262,11 @@ def _program(spec: JobSpec, edf: str) -> list[str]:
             *words[1:],
         ]
     elif spec.site.container == PYXIS:
-        before, start = [ENROOT_CHECK, "export PYTHONNOUSERSITE=1"], _pyxis_options(spec)
+        image = f"image={shlex.quote(f'docker://{_enroot_image(spec)}')}"
+        before, start = [image, ENROOT_CHECK, "export PYTHONNOUSERSITE=1"], _pyxis_options(spec)
     elif spec.site.container == EDF:
-        before, start = [ENROOT_CHECK, "export PWD  # the EDF names it"], _edf_options(spec, edf)
+        image = f"""image=$(sed -n 's/^image = "\\(.*\\)"$/\\1/p' {_edf_path(spec, edf)})"""
+        before, start = [image, ENROOT_CHECK, "export PWD  # the EDF names it"], _edf_options(spec, edf)
     else:
         before, start = ["# where apptainer is a module: module load apptainer"], _apptainer_options(spec)
     command = " \\\n    ".join([*start, " ".join(words)])
@@ -313,21 +326,25 @@ def _pyxis_options(spec: JobSpec) -> list[str]:
     mounts = ",".join([folder, *(f"{mount}:ro" for mount in spec.site.mounts)])
     return [
         _step(spec),
-        f"--container-image={shlex.quote(f'docker://{_enroot_image(spec)}')}",
+        '--container-image="$image"',
         f'--container-mounts="{mounts}" --container-workdir="$PWD"',
         "--no-container-mount-home --no-container-entrypoint",
         IMAGE_PATH,
     ]
 
 
+def _edf_path(spec: JobSpec, edf: str) -> str:
+    """Return the path of an EDF as a word of the script. A relative one would be relative to $PWD."""
+    path = shlex.quote(f"{spec.directory}/{edf}{EDF_SUFFIX}" if spec.directory else f"{edf}{EDF_SUFFIX}")
+    return path if spec.directory.startswith("/") else f'"$SLURM_SUBMIT_DIR"/{path}'
+
+
 def _edf_options(spec: JobSpec, edf: str) -> list[str]:
     """Return the words before the program for the Container Engine of CSCS, which reads an EDF.
 
-    Its documentation advises against `#SBATCH --environment`. A relative path would be relative to $PWD.
+    Its documentation advises against `#SBATCH --environment`.
     """
-    path = shlex.quote(f"{spec.directory}/{edf}{EDF_SUFFIX}" if spec.directory else f"{edf}{EDF_SUFFIX}")
-    path = path if spec.directory.startswith("/") else f'"$SLURM_SUBMIT_DIR"/{path}'
-    return [f"{_step(spec)} --environment={path}", IMAGE_PATH]
+    return [f"{_step(spec)} --environment={_edf_path(spec, edf)}", IMAGE_PATH]
 
 
 def _format_edf(spec: JobSpec) -> str:

@@ -368,7 +368,7 @@ def _attributes(job_directory: _JsonLocation, value: object) -> dict[str, str | 
             value, f"write an object with at most {MAX_ATTRIBUTES} attributes of the machine"
         )
     for key, attribute in value.items():
-        if not re.fullmatch(ATTRIBUTE, key, re.ASCII):
+        if not _ATTRIBUTE.fullmatch(key):
             job_directory.refuse(key, "write the name of an attribute: letters, digits, _ and dots")
         text = isinstance(attribute, str) and len(attribute) <= MAX_TEXT and attribute.isprintable()
         number = (
@@ -383,18 +383,18 @@ def _attributes(job_directory: _JsonLocation, value: object) -> dict[str, str | 
 
 _Types = dict[tuple[object, ...], PoolGpu]
 """GPUs by the values of their JSON except the IDs. In a large pool, most rows differ only in these."""
-_ID = re.compile(ID, re.ASCII)
+_ID, _ATTRIBUTE = re.compile(ID, re.ASCII), re.compile(ATTRIBUTE, re.ASCII)
 
 
 def _gpu(machine: _JsonLocation, number: int, value: object, types: _Types, host: str) -> PoolGpu:
     if not isinstance(value, dict):
         return replace(_parse_gpu(machine.at(f"gpus[{number}]"), value), host=host)
-    key = (host, *((name, repr(item)) for name, item in value.items() if name not in _IDS))
-    ids = own_id, uuid = value.get("id", ""), value.get("uuid", "")
-    if key not in types or not all(isinstance(text, str) and _ID.fullmatch(text) for text in ids):
+    own_id, uuid = value.get("id", ""), value.get("uuid", "")
+    key = (host, *[repr(pair) for pair in value.items() if pair[0] not in _IDS])
+    known = types.get(key)
+    if known is None or not (_is_id(own_id) and _is_id(uuid)):
         types[key] = replace(_parse_gpu(machine.at(f"gpus[{number}]"), value), host=host)
         return types[key]
-    known = types[key]
     return PoolGpu(
         id=own_id,
         uuid=uuid,
@@ -410,6 +410,10 @@ def _gpu(machine: _JsonLocation, number: int, value: object, types: _Types, host
 
 
 _IDS = ("id", "uuid")
+
+
+def _is_id(text: object) -> bool:
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def _parse_gpu(job_directory: _JsonLocation, value: object) -> PoolGpu:

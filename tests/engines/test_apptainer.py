@@ -62,6 +62,7 @@ from tests.made.supplies import supplies
 from tests.services.apptainer import ORDINARY_UID, as_ordinary_user
 from tests.services.children import child
 from tests.services.factory import Factory, lend
+from tests.services.gpu_host import library_of_the_future
 
 ROOT = Path(__file__).parents[2]
 TARGET = "tiny-12.1-cu121"
@@ -824,6 +825,17 @@ def test_a_libcuda_for_older_drivers_comes_first_where_nvidias_hook_would_put_it
     first, _, rest = ground.runner.run(image, spec).stdout.strip().partition(":")
     assert (first == "/usr/local/cuda/compat") == chosen
     assert "/.singularity.d/libs" in f"{first}:{rest}"
+
+
+def test_a_driver_that_needs_a_newer_glibc_than_the_image(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes(library_of_the_future())
+    devices = GpuDevices(devices=(), libraries=(str(library),), links=(), programs=(), driver="")
+    monkeypatch.setattr("imagefactory.runtime.apptainer.find_gpus", lambda: devices)
+    with fails("image-glibc-too-old", r"libcuda.so.1 .* 2\.99 "):
+        run(ground, "true", gpus=True)
 
 
 DRIVER = """

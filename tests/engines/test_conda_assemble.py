@@ -18,11 +18,13 @@ from imagefactory.build.assemble import AssembleEngine
 from imagefactory.build.base.image import BuiltBase
 from imagefactory.build.definition import define
 from imagefactory.errors import BuildError
+from imagefactory.gpu.forward import FORWARD_DIRECTORY
 from imagefactory.model import BuildSpec, CommandResult, Lock, LockedPackage, RunSpec
 from imagefactory.oci.layout import Layout
 from imagefactory.oci.maintenance import collect
 from imagefactory.oci.manifests import Image
 from imagefactory.progress import QuietProgress
+from imagefactory.runtime.devices import GpuDevices
 from imagefactory.runtime.unshare import UnshareRunner
 from tests.engines import docker_target
 from tests.made.supplies import supplies
@@ -136,6 +138,26 @@ print(json.dumps([sys.prefix, numpy.__version__, tinytorch.library(), tinytorch.
         f"{site}/json/__pycache__/__init__.{tag}.pyc",
         f"{site}/site-packages/numpy/__pycache__/__init__.{tag}.pyc",
     ]
+
+
+def test_a_libcuda_of_a_package_is_used_on_older_drivers(
+    factory: Factory, made: MadeChannel, image: Image, tmp_path: Path
+) -> None:
+    """It is where NVIDIA's hook looks, and there our own sandbox finds it too."""
+    lock = factory.lock(made, *ALL, "cuda-compat-impl")
+    more = factory.build(lock)
+    assert "NVIDIA_REQUIRE_CUDA" in dict(image.environment)
+    assert "NVIDIA_REQUIRE_CUDA" not in dict(more.environment)
+    path = f"{FORWARD_DIRECTORY}/libcuda.so.1"
+    assert factory.says(more, "readlink", "-f", path) == "/opt/env/cuda-compat/libcuda.so.575.57.08\n"
+    (tmp_path / "libcuda.so.1").touch()
+    for driver, chosen in (("535.54.03", True), ("580.65.06", False)):
+        devices = GpuDevices(
+            devices=(), libraries=(str(tmp_path / "libcuda.so.1"),), links=(), programs=(), driver=driver
+        )
+        runner = UnshareRunner(factory.layout, find=[devices].pop)
+        spec = RunSpec(argv=("sh", "-c", "echo $LD_LIBRARY_PATH"), gpus=True)
+        assert runner.run(more, spec).stdout.startswith(FORWARD_DIRECTORY) == chosen
 
 
 def test_programs_links_and_odd_names(factory: Factory, image: Image) -> None:

@@ -23,19 +23,25 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def folder(factory: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pieces of the tiny image, as `pack` makes them of numba's, and nothing else."""
-    work, there = tmp_path_factory.mktemp("day"), tmp_path_factory.mktemp("there")
-    shutil.copytree(factory.settings.root.value, work / image.PROJECT)
-    shutil.copytree(factory.layout.path, work / image.STORE)
-    (work / image.STORE / "unpacked").mkdir(exist_ok=True)
-    (work / image.STORE / "unpacked/large").write_bytes(os.urandom(1 << 20))
-    (work / image.SITE).mkdir()
-    rows = image.split(work, NAME, 4_000_000)
+    """Pieces of the tiny image and nothing else; `here` beside it is what `pack` makes them of.
+
+    Both are below a project, as build/gpu-day is.
+    """
+    root = tmp_path_factory.mktemp("day")
+    here, there = root / "here", root / "there"
+    there.mkdir()
+    (root / "imagefactory.toml").write_text("")
+    shutil.copytree(factory.settings.root.value, here / image.PROJECT)
+    shutil.copytree(factory.layout.path, here / image.STORE)
+    (here / image.STORE / "unpacked").mkdir(exist_ok=True)
+    (here / image.STORE / "unpacked/large").write_bytes(os.urandom(1 << 20))
+    (here / image.SITE).mkdir()
+    rows = image.split(here, NAME, 4_000_000)
     assert len(rows) > 1
-    assert max(path.stat().st_size for path in work.glob("piece-*")) == 4_000_000
-    for path in work.glob("piece*"):
+    assert max(path.stat().st_size for path in here.glob("piece-*")) == 4_000_000
+    for path in here.glob("piece*"):
         shutil.copy(path, there)
-    return work.rename(there.with_name("here")) and there
+    return there
 
 
 def step(*words: str | Path, code: int) -> tuple[Any, dict[str, dict[str, Any]]]:
@@ -67,6 +73,7 @@ def test_a_rehearsal_reaches_a_job_file_and_keeps_nothing(
     assert digest["digest"].partition(":")[2] in job.read_text()
     assert image.names_of(here / image.STORE) == before
     assert not list(here.glob("gpu-day-*"))
+    assert {path.name for path in brought.iterdir()} == {"report.json", "report.md"}
 
 
 def test_a_lie_of_the_driver_moves_no_tag(folder: Path, tmp_path: Path) -> None:

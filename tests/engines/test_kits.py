@@ -85,8 +85,8 @@ class Ground:
     host: Places
     folder: Path
 
-    def kit(self, name: str) -> Path:
-        options = VerifyOptions(level="quick", registry=self.registry)
+    def kit(self, name: str, level: str = "quick") -> Path:
+        options = VerifyOptions(level=level, registry=self.registry)
         write_kit(self.factory, NAME, options, KitDestination(folder=self.folder / name), QuietProgress())
         return self.folder / name
 
@@ -290,6 +290,24 @@ def _read(path: Path) -> str:
         return ""
 
 
+def check_nodes(ground: Ground) -> None:
+    """A kit for nodes runs again and again, and writes nothing into its directory."""
+    kit = ground.kit("node", "node")
+    before = sorted(path.name for path in kit.iterdir())
+    reference = json.loads((kit / "kit.json").read_bytes())["reference"]
+    subprocess.run(["docker", "image", "rm", "--force", reference], capture_output=True)
+    done = made_up(ground, kit, "--runner", "docker", programs=ground.programs())
+    assert (done.returncode, docker_has(reference)) == (8, False), done.stderr
+    subprocess.run(["docker", "pull", "--quiet", reference], check=True, capture_output=True)
+    for lies, code, word in (("", 0, "passed"), ("kernel=wrong", 9, "failed")):
+        done = made_up(ground, kit, "--runner", "docker", programs=ground.programs(lies))
+        assert (done.returncode, done.stdout.count("\n")) == (code, 1), done.stderr
+        assert done.stdout.startswith(f'ImagefactoryNode = "{word}: ')
+    done = made_up(ground, kit, "--runner", "apptainer", programs=ground.programs())
+    assert done.returncode == 2, done.stderr  # apptainer runs a .sif, which nobody named
+    assert sorted(path.name for path in kit.iterdir()) == before
+
+
 def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) -> None:
     kit = ground.kit("promoted")
     made_up(ground, kit, "--runner", "docker", programs=ground.programs())
@@ -308,5 +326,6 @@ def test_trusted_and_promoted_the_tag_of_the_capability_follows(ground: Ground) 
         assert ground.judged(done) == (VerdictStatus.GOOD, True)
         assert done.promotion is not None
         assert "12.1-cu121-sm80" in [fate.tag for fate in done.promotion.fates if fate.moved]
+        check_nodes(ground)
     finally:
         settings.write_text(before)

@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from imagefactory.extras.lint.batch_reader import split_directive
+from imagefactory.jobs.slurm import write_slurm
 from imagefactory.oci.manifests import digest_of
 from imagefactory.oci.sif import sif_name
+from imagefactory.schedulers.pool import ImageKind
+from imagefactory.schedulers.sites import find_site
 from imagefactory.trust.catalog import LIFE, Catalog, CatalogImage, CatalogSif, sign_catalog
 from imagefactory.trust.invitation import Invitation, format_invitation
 from imagefactory.trust.keys import PublicKey
@@ -26,6 +29,7 @@ from imagefactory.trust.verdict import sign
 from imagefactory.verify.report import GpuIdentity, VerifiedImage
 from imagefactory.verify.suite_files import suite_digest
 from tests.made.catalog import make_image
+from tests.made.offers import job_spec
 from tests.made.verdicts import HOST, LAB, digest, whole_report
 from tests.services import slurm
 from tests.services.condor import MACHINES, CondorPool
@@ -291,6 +295,37 @@ def test_slurm_job_stops_on_a_gpu_that_is_not_proven(slurm_desk: Desk) -> None:
     said = ran(slurm_desk, folder, "--gres=gpu:v100:1", "tiny-1.1-cu121.sbatch")
     assert "this GPU has compute capability 7.0, but the image is verified on 8.0\n" in said
     assert "in the image" not in said
+
+
+def test_slurm_gives_podman_the_gpus_of_the_job(slurm_desk: Desk) -> None:
+    """The nodes have no podman, so a program prints how it was started."""
+    folder = slurm_desk.folder("slurm-podman")
+    there = slurm_desk.pool.there(folder)
+    site = replace(find_site("slurm"), container="podman", kinds=(ImageKind.DOCKER,))
+    (text,) = write_slurm(
+        replace(job_spec("8.0", site="slurm", kind=ImageKind.DOCKER, gpus=2), site=site)
+    ).values()
+    (folder / "cdi").mkdir()
+    (folder / "cdi/nvidia.yaml").write_text("kind: nvidia.com/gpu\ndevices: GPU-0 GPU-1\n")
+    (folder / "podman").write_text('#!/bin/sh\n[ "$1" = info ] || printf "%s " "$@" "$SLURM_JOB_GPUS"\n')
+    (folder / "podman").chmod(0o755)
+    (folder / "job.sbatch").write_text(
+        text.replace("/etc/cdi", f"{there}/cdi").replace("=gpu:2", "=gpu:a100:2")
+    )
+    slurm_desk.pool.own(folder)
+    environ = slurm.environ()
+    environ["PATH"] = f"{there}:{environ['PATH']}"
+    slurm_desk.pool.run(["sbatch", "job.sbatch"], folder=folder, **environ)
+    slurm.wait_for_jobs(slurm_desk.pool, folder)
+    (said,) = (path.read_text() for path in folder.glob("*.out"))
+    assert (
+        "--device nvidia.com/gpu=GPU-0 --device nvidia.com/gpu=GPU-1 --env CUDA_VISIBLE_DEVICES=GPU-0,GPU-1"
+        in said
+    )
+    assert said.split()[1:2] == ["--rm"]
+    assert f"--volume {there}:{there} --workdir {there} --entrypoint ./train.sh" in said
+    assert said.endswith(" 0,1 ")
+    assert "--userns=keep-id" in said
 
 
 def test_slurm_tells_what_the_cluster_lacks(slurm_desk: Desk) -> None:

@@ -339,7 +339,10 @@ def read(brought: Path, folder: Path, output: Path) -> int:
     report = Report(output, time.monotonic())
     report.machine.update(target=target, rehearsal=rehearsal)
     family = target.partition("-")[0]
-    with tempfile.TemporaryDirectory(prefix="gpu-day-", dir=folder) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="gpu-day-", dir=folder) as name,
+        tempfile.TemporaryDirectory(prefix="gpu-day-") as home,  # a user is outside of every project
+    ):
         work = Path(name)
         shutil.copytree(folder / PROJECT, work / PROJECT)
         for path in names_of(folder / STORE):  # by links: nothing of a rehearsal comes into the store itself
@@ -361,12 +364,14 @@ def read(brought: Path, folder: Path, output: Path) -> int:
             site.step(report, "site", "key", "trust", "site")
             site.step(report, "site", "site", "publish")
             site.step(report, "site", "site", "invite", "--push", "-o", str(work / "invitation.toml"))
-            user, job = Machine(work / "user", site.program), work / "user/job.sub"
-            user.folder.mkdir()
+            user, job = Machine(Path(home), site.program), Path(home, "job.sub")
             user.step(report, "user", "site", "join", "--yes", f"{server.host}/day")
             user.step(report, "user", "job", "write", target, "-o", str(job))
             if job.exists():
                 shutil.copy(job, output / f"{family}.sub")
+    if rehearsal:
+        for name in (NEW, KEY):
+            (brought / name).unlink()
     return finish(report, rehearsal=rehearsal)
 
 

@@ -15,6 +15,7 @@
 | `tinyprefix` | its prefix in a text file and in a compiled library |
 | `scripted` | a post-link script that writes $PREFIX/etc/scripted.txt |
 | `claims-a`, `claims-b` | one path with the same content, one with different content |
+| `cuda-compat-impl` | a libcuda for older drivers, where conda-forge's package has it |
 | `oddpaths` | links, programs, blanks and letters of other alphabets in names |
 """
 
@@ -38,6 +39,7 @@ from typing import Any
 from rattler.index import index_fs
 
 from imagefactory.model import LockedCondaPackage
+from tests.made.gpu_code import forward_libcuda
 from tests.services import uv
 from tests.services.conda_package import PLACEHOLDER, CondaPackage, File, pack
 
@@ -399,6 +401,15 @@ def hard_packages() -> Iterator[CondaPackage]:
                 f"share/claims/{letter}.txt": b"own\n",
             },
         )
+    yield CondaPackage(
+        name="cuda-compat-impl",
+        version="575.57.08",
+        build="h1_0",
+        files={
+            "cuda-compat/libcuda.so.575.57.08": forward_libcuda("12.9", (535, 575)),
+            "cuda-compat/libcuda.so.1": File(link="libcuda.so.575.57.08"),
+        },
+    )
     yield CondaPackage(
         name="oddpaths",
         build="h1_0",

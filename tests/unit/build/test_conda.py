@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagefactory.build import conda_install, folders
-from imagefactory.build.definition import define
+from imagefactory.build.definition import define, forward_links
 from imagefactory.build.folders import check_definitions, render, write_definitions
 from imagefactory.build.render import render_apptainer, render_dockerfile
 from imagefactory.build.steps import copies, explicit_lists, steps
 from imagefactory.errors import RecipeError
 from imagefactory.lock.files import lock_digest
-from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, Target
+from imagefactory.model import BaseSpec, BuildSpec, Lock, LockedCondaPackage, LockedWheel, OwnFile, Target
 from tests.made.diagnostics import reports
 from tests.made.errors import fails
 from tests.made.rendered import (
@@ -106,6 +106,38 @@ def test_environment_and_labels(definition: BuildSpec) -> None:
     assert labels["imagefactory.lock"] == lock_digest(definition.lock)
     assert "imagefactory.on" not in labels
     assert dict(on_top().labels)["imagefactory.on"] == "pytorch-conda-2.3-cu121"
+
+
+def test_a_package_with_a_libcuda_for_older_drivers_is_found_by_nvidias_hook() -> None:
+    more = package("cuda-compat-impl", "575.57.08")
+    made = define(conda_target(), make_base(), conda_lock(*PACKAGES, more))
+    assert "NVIDIA_REQUIRE_CUDA" not in dict(made.environment)
+    link = "ln -s /opt/env/cuda-compat /usr/local/cuda/compat"
+    for text in (render_dockerfile(made), render_apptainer(made)):
+        assert "mkdir -p /usr/local/cuda" in text
+        assert link in text
+    plain = define(conda_target(), make_base(), conda_lock())
+    assert link not in render_dockerfile(plain)
+    assert dict(plain.environment)["NVIDIA_REQUIRE_CUDA"] == "cuda>=12.0"
+    pulled = make_base(suite="", packages=(), image=f"x.org/y@sha256:{'0' * 64}")
+    with pytest.raises(RecipeError) as caught:
+        define(conda_target(), pulled, conda_lock(*PACKAGES, more))
+    assert reports(caught.value.diagnostics, "forward-compat-base")
+
+
+def test_debians_cuda_compat_and_own_files_are_found_too(tmp_path: Path) -> None:
+    def variables(base: BaseSpec, *paths: str) -> dict[str, str]:
+        files = [
+            OwnFile(path=path, source=tmp_path, sha256="1" * 64, size=1, executable=False) for path in paths
+        ]
+        return dict(define(make_target(), base, make_lock(), files=tuple(files)).environment)
+
+    debian = make_base(packages=("cuda-compat-12-9", "tini"))
+    assert forward_links(debian, make_lock()) == (("/usr/local/cuda/compat", "/usr/local/cuda-12.9/compat"),)
+    assert "NVIDIA_REQUIRE_CUDA" not in variables(debian)
+    own = variables(make_base(), "/usr/local/cuda/compat/libcuda.so.575.57.08")
+    assert "NVIDIA_REQUIRE_CUDA" not in own
+    assert "NVIDIA_REQUIRE_CUDA" in variables(make_base(), "/opt/libcuda.so.575.57.08")
 
 
 def test_the_bases_python_is_another_or_none() -> None:

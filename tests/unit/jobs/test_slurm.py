@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -189,9 +191,10 @@ def test_pyxis_starts_the_program_in_the_image_by_digest(tmp_path: Path) -> None
     assert "apptainer" not in text
 
 
-@pytest.mark.parametrize("directory", ["", "jobs", "/shared/jobs"])
+@pytest.mark.parametrize("directory", ["", "jobs", "{here}/a b"])
 def test_an_edf_stands_beside_its_script_and_names_the_digest(tmp_path: Path, directory: str) -> None:
     columns = {"columns": ("run",), "rows": ((), ()), "arguments": ("$(run)",), "gather": "sum.sh"}
+    directory = directory.format(here=tmp_path)
     job = job_for(EDF, cpus=8, name="it", directory=directory, **columns)
     texts = write_slurm(job)
     assert list(texts) == ["it.sbatch", "it-gather.sbatch", "it.toml"]
@@ -205,13 +208,13 @@ def test_an_edf_stands_beside_its_script_and_names_the_digest(tmp_path: Path, di
         "env": {"PYTHONNOUSERSITE": "1"},
     }
     assert path.endswith(f"@{job.image.subject.index}")
-    where = {"": f"{tmp_path}/it.toml", "jobs": f"{tmp_path}/jobs/it.toml"}.get(
-        directory, "/shared/jobs/it.toml"
-    )
+    beside = tmp_path / directory / "it.toml"
+    beside.parent.mkdir(exist_ok=True)
+    beside.write_text(texts["it.toml"])
     for name, program in (("it.sbatch", ["../train.sh", "2"]), ("it-gather.sbatch", ["./sum.sh"])):
         code, output = run_script(tmp_path, texts[name], "2")
         assert code == 0, output
-        assert f"--environment={where}" in output.splitlines()
+        assert f"--environment={beside}" in output.splitlines()
         assert output.splitlines()[-len(program) :] == program
     assert "PWD=" + str(tmp_path / "run-2") in run_script(tmp_path, texts["it.sbatch"], "2")[1]
 
@@ -224,9 +227,32 @@ def test_an_enroot_that_takes_no_digest_stops_the_job(
     enroot = tmp_path / "enroot"
     enroot.write_text(f"#!/bin/sh\necho {version}\n[ -n '{version}' ]\n")
     enroot.chmod(0o755)
-    text = write_slurm(job_for(container))[f"{job_for(container).name}.sbatch"]
-    ended, output = run_script(tmp_path, text)
+    script, *edf = write_slurm(job_for(container)).values()
+    for text in edf:
+        (tmp_path / "train.toml").write_text(text)
+    ended, output = run_script(tmp_path, script)
     assert (ended, "./train.sh" in output) == (code, code == 0), output
+
+
+@pytest.mark.parametrize("container", [PYXIS, EDF])
+@pytest.mark.parametrize(
+    ("sha256", "code"), [("", 9), ("0" * 64, 9), (hashlib.sha256(b"squashed").hexdigest(), 0)]
+)
+def test_an_exported_file_is_started_if_it_is_the_one_of_the_script(
+    tmp_path: Path, container: str, sha256: str, code: int
+) -> None:
+    enroot, image = tmp_path / "enroot", tmp_path / "a.sqsh"
+    enroot.write_text("#!/bin/sh\necho 3.5.0\n")
+    enroot.chmod(0o755)
+    image.write_bytes(b"squashed")
+    script, *edf = write_slurm(job_for(container)).values()
+    for text in edf:
+        (tmp_path / "train.toml").write_text(re.sub("(?m)^image = .*$", f'image = "{image}"', text))
+    script = re.sub("(?m)^image='.*$", f"image={image}", script)
+    ended, output = run_script(tmp_path, script.replace("\nsha256=", f"\nsha256={sha256}"))
+    assert (ended, "./train.sh" in output) == (code, code == 0), output
+    if container == PYXIS and not code:
+        assert f"--container-image={image}" in output.splitlines()
 
 
 def run_podman(

@@ -304,7 +304,7 @@ def judge_several(
 def test_what_holds_on_several_is_not_called_verified() -> None:
     report = judge_several()
     assert (report.outcome, report.gpus) == (Outcome.TOGETHER, 2)
-    assert report.reason == "9 checks passed on 2 x A GPU of the tests (8.0)"
+    assert report.reason == "10 checks passed on 2 x A GPU of the tests (8.0)"
     assert report.device == HOST.gpus[0]
     assert judge().gpus == 1
 
