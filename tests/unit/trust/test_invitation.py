@@ -52,7 +52,7 @@ def test_what_is_written_is_read() -> None:
     assert parse_invitation(format_invitation(by_pyxis).encode(), "x") == by_pyxis
     assert tomllib.loads(joined("", by_pyxis).text)["container"] == "pyxis"
     with fails("setting-invalid"):
-        format_invitation(replace(bare, container="podman"))
+        format_invitation(replace(bare, container="charliecloud"))
 
 
 def test_the_keys_are_those_that_are_believed_there() -> None:
