@@ -627,7 +627,7 @@ def test_nothing_yet_on_a_target() -> None:
 
 def test_the_frameworks_are_those_that_are_known() -> None:
     assert set(FRAMEWORKS.values()) <= set(knowledge.families().values())
-    for_others = {"onnxruntime", "tensorflow-cpu", "tensorflow-rocm"}
+    for_others = {"onnxruntime", "tensorflow-cpu", "tensorflow-rocm", "cupy-cuda13x"}
     assert {*FRAMEWORKS, *knowledge.families().values()} == set(table.FRAMEWORKS) - for_others
 
 
