@@ -39,6 +39,7 @@ from imagefactory.scan.streams import (
     ForwardReader,
     ReadRequest,
     Walk,
+    has_mark,
     lz4_start,
     zstd_start,
 )
@@ -457,6 +458,12 @@ def scan_file(path: Path, name: str) -> GpuLibrary | None:
         raise _unreadable(path, error) from error
     finally:
         os.close(descriptor)
+
+
+def may_have_code(data: bytes) -> bool:
+    """Return whether `CodeReader` may report something about a whole file, faster than by reading it."""
+    head = data[:HEADER_SIZE]
+    return elf_machine(head) in (MACHINE_CUDA, MACHINE_AMD) or lacks_tables(head, len(data)) or has_mark(data)
 
 
 def scan_bytes(buffer: bytes | memoryview | mmap.mmap, path: str) -> GpuLibrary | None:

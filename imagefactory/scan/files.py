@@ -36,6 +36,7 @@ from imagefactory.scan.findings import (
     is_text,
     may_hold_driver_note,
     may_hold_facts,
+    only_name_counts,
     parse_facts,
     parse_note,
     read_name,
@@ -255,8 +256,10 @@ def _files(directory: Path) -> Iterator[tuple[str, int]]:
                     continue
                 # Names of libraries have versions even if they are links, such as `libcudart.so.12`.
                 facts = entry.stat(follow_symlinks=False)
-                if stat.S_ISLNK(facts.st_mode) and read_name(readable_path(path)).toolkit:
-                    yield path, 0
+                if stat.S_ISLNK(facts.st_mode):
+                    named = read_name(readable_path(path))
+                    if named and named.toolkit:
+                        yield path, 0
                 if stat.S_ISREG(facts.st_mode) and (facts.st_dev, facts.st_ino) not in seen:
                     seen.add((facts.st_dev, facts.st_ino))
                     yield path, facts.st_size
@@ -264,9 +267,8 @@ def _files(directory: Path) -> Iterator[tuple[str, int]]:
 
 def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
     """Return the finding from a file's name and text, and whether its first bytes may be GPU code."""
-    named = read_name(path)
-    facts = named.facts
-    candidate = False
+    named = read_name(path) or FileFinding(path=path)
+    facts, candidate = named.facts, False
     if may_hold_facts(file, size):  # by the whole path: the directory itself may be `torch`
         with Path(file).open("rb") as handle:
             facts = parse_facts(file, handle.read(TEXT_LIMIT).decode("utf-8", "replace"))
@@ -279,9 +281,7 @@ def _classify_file(file: str, path: str, size: int) -> tuple[FileFinding, bool]:
                     facts += parse_note(path, whole)
         finally:
             os.close(handle_number)
-    return FileFinding(
-        path=path, library=None, package=named.package, facts=facts, toolkit=named.toolkit
-    ), candidate
+    return replace(named, facts=facts), candidate
 
 
 # --- wheels --------------------------------------------------------------------------------------
@@ -310,13 +310,13 @@ def _find_in_wheel(path: Path, progress: Progress, workers: int) -> tuple[FileFi
             return tuple(finding for finding in findings if finding)
 
 
-def _scan_contents(path: Path, member: zipfile.ZipInfo, task: ProgressTask) -> FileFinding:
+def _scan_contents(path: Path, member: zipfile.ZipInfo, task: ProgressTask) -> FileFinding | None:
     finding = _scan_member(path, member, member_bytes(path, member))
     task.advance(member.compress_size)
     return finding
 
 
-def _scan_member(path: Path, member: zipfile.ZipInfo, pieces: Iterator[bytes]) -> FileFinding:
+def _scan_member(path: Path, member: zipfile.ZipInfo, pieces: Iterator[bytes]) -> FileFinding | None:
     name = _installed_path(member)
     look = FileScan(name, member.file_size)
     try:
@@ -376,15 +376,15 @@ def open_remote_wheel(web: HttpSession, url: str, filename: str, size: int, *, e
 
         return web.request(url, read, headers={"Range": f"bytes={start}-{end - 1}"})
 
-    named: list[FileFinding] = []
+    named: list[FileFinding | None] = []
     runs: list[list[RemoteMember]] = []
     skipped = 0
     for member in remote_members(read_range, size, filename):
         name = _installed_path(member.info)
         reported = not every and role_of(name, None)[0] is LibraryRole.REPORT
-        if reported or FileScan(name, member.info.file_size).idle:
+        if reported or only_name_counts(name, member.info.file_size):
             skipped += member.info.compress_size if reported else 0
-            named.append(_compiler(read_name(name)))
+            named.append(_compiler(name, read_name(name)))
             continue
         begin, last = (runs[-1][0].start, runs[-1][-1].end) if runs else (0, 0)
         if not runs or member.start - last > _GAP or last - begin > _RUN:
@@ -399,10 +399,13 @@ def open_remote_wheel(web: HttpSession, url: str, filename: str, size: int, *, e
     )
 
 
-def _compiler(finding: FileFinding) -> FileFinding:
+def _compiler(path: str, finding: FileFinding | None) -> FileFinding | None:
     """Return a finding with the name of a compiler for GPUs (NVRTC, ptxas), which makes code at run time."""
-    name = finding.path.rpartition("/")[2]
-    return replace(finding, toolkit=finding.toolkit or name) if _COMPILER.fullmatch(name) else finding
+    name = path.rpartition("/")[2]
+    if not _COMPILER.fullmatch(name):
+        return finding
+    finding = finding or FileFinding(path=path)
+    return replace(finding, toolkit=finding.toolkit or name)
 
 
 def compilers(contents: ScanResult) -> tuple[str, ...]:
@@ -424,7 +427,7 @@ def scan_run(
 
     Raises like `open_remote_wheel`.
     """
-    findings: list[FileFinding] = []
+    findings: list[FileFinding | None] = []
 
     def attempt() -> None:
         while len(findings) < len(run):
@@ -441,7 +444,7 @@ def scan_run(
             stream.skip(gap)
             path = Path(wheel.filename)
             finding = _scan_member(path, member.info, streamed_bytes(stream, member))
-            findings.append(_compiler(finding))
+            findings.append(_compiler(_installed_path(member.info), finding))
             task.advance(member.end - member.start)
 
     try:

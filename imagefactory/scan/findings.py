@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagefactory.errors import UsageError, os_problem
@@ -20,16 +20,16 @@ from imagefactory.gpu.capability import GpuCode
 from imagefactory.gpu.forward import NOTE_LIMIT, parse_forward_note
 from imagefactory.gpu.predict import COMPAT_DIRECTORY, DRIVER_FACT, OWN, SEARCH
 from imagefactory.gpu.values import GpuLibrary, InstalledPackage, ModuleCount, ScanResult
-from imagefactory.scan.fatbin import CodeReader
+from imagefactory.scan.fatbin import CodeReader, may_have_code
 
 TEXT_LIMIT = 256 << 10  # bytes; the largest file that is read for a framework's facts
 
 # Files with these names are not read, and replacing one in a layer does not remove GPU code.
-_TEXTS = re.compile(
-    r".*\.(?:py|pyc|pyi|pyx|pxd|h|hpp|hh|cuh|inc|inl|c|cc|cpp|cu|txt|md|rst|html?|css|js|map|json|ya?ml|toml|xml"
-    r"|cmake|csv|png|svg|gif|jpe?g|gz|xz|bz2|mo|po|pem|crt|list|md5sums|pm|pl|ttf|pdf)",
-    re.IGNORECASE,
-)
+_TEXT_SUFFIXES = """
+py pyc pyi pyx pxd h hpp hh cuh inc inl c cc cpp cu txt md rst htm html css js map json yml yaml toml xml
+cmake csv png svg gif jpg jpeg gz xz bz2 mo po pem crt list md5sums pm pl ttf pdf
+"""
+_TEXTS = frozenset(_TEXT_SUFFIXES.split())
 _TOOLKIT = re.compile(
     r"lib(?:cudart|cublas|cublasLt|cudnn(?:_[a-z_]+)?|nccl|cufft|curand|cusolver|cusparse|cusparseLt|nvrtc"
     r"|nvJitLink|nvinfer|amdhip64|rocblas|hipblaslt|MIOpen|rccl)(?:-[0-9a-f]{8})?\.so\.[0-9.]{1,20}"
@@ -55,6 +55,7 @@ _FACTS = (
         ("package_name", "__version__", "cuda_version", "cudnn_version", "rocm_version"),
     ),
 )
+_FACT_ENDS = tuple(end for end, _, _ in _FACTS)
 _VALUE = r"(?:None|True|False|'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|\[[^\]]{0,2000}\])"
 # `name = value`, `name: Optional[str] = value`, and `('name', value)` or `'name': value` within a table.
 _ASSIGNED = re.compile(
@@ -91,29 +92,32 @@ def readable_path(path: str) -> str:
 
 def is_text(path: str) -> bool:
     """Return whether a file has no GPU code, judged by its name."""
-    return bool(_TEXTS.fullmatch(path))
+    _, dot, suffix = path.rpartition(".")
+    return bool(dot) and suffix.lower() in _TEXTS
 
 
-def read_name(path: str) -> FileFinding:
+def read_name(path: str) -> FileFinding | None:
     """Return the finding of a file's path: a package's record, a version of a CUDA library."""
     name = path.rpartition("/")[2]
-    package = None
+    package, toolkit = None, ""
+    facts: tuple[tuple[str, str, str], ...] = ()
     if name == "METADATA":
         package = _parse_dist_info(path)
-    elif name.endswith(".json") and (match := _CONDA_META.fullmatch(path)):
-        package = InstalledPackage(name=match[1], version=match[2], build=match[3])
-    driver = _DRIVERS.fullmatch(path)
-    return FileFinding(
-        path=path,
-        package=package,
-        facts=((DRIVER_FACT, name, OWN),) if driver and not COMPAT_DIRECTORY.search(path) else (),
-        toolkit=name if _TOOLKIT.fullmatch(name) else "",
-    )
+    elif name.endswith(".json"):
+        match = _CONDA_META.fullmatch(path)
+        package = InstalledPackage(name=match[1], version=match[2], build=match[3]) if match else None
+    elif name.startswith("lib"):
+        if _DRIVERS.fullmatch(path) and not COMPAT_DIRECTORY.search(path):
+            facts = ((DRIVER_FACT, name, OWN),)
+        toolkit = name if _TOOLKIT.fullmatch(name) else ""
+    if not (package or facts or toolkit):
+        return None
+    return FileFinding(path=path, package=package, facts=facts, toolkit=toolkit)
 
 
 def may_hold_driver_note(path: str) -> bool:
     """Return whether a file may list its drivers: a libcuda for NVIDIA's forward compatibility."""
-    return bool(_DRIVERS.fullmatch(path)) and "libcuda" in path and bool(COMPAT_DIRECTORY.search(path))
+    return "libcuda" in path and bool(_DRIVERS.fullmatch(path)) and bool(COMPAT_DIRECTORY.search(path))
 
 
 def parse_note(path: str, data: bytes | mmap.mmap) -> tuple[tuple[str, str, str], ...]:
@@ -159,7 +163,7 @@ def _plain(literal: str) -> str:
 
 
 def may_hold_facts(path: str, size: int) -> bool:
-    return path.endswith(".py") and size <= TEXT_LIMIT and any(_ends(path, end) for end, _, _ in _FACTS)
+    return path.endswith(_FACT_ENDS) and size <= TEXT_LIMIT and any(_ends(path, end) for end in _FACT_ENDS)
 
 
 def _ends(path: str, end: str) -> bool:
@@ -223,6 +227,7 @@ def format_contents(
 
 HEAD = 24  # first bytes of a file, enough for its type
 SMALLEST = 64  # bytes; no container of GPU code is smaller
+WHOLE = 1 << 18  # bytes; smaller files are searched at once, since most have no GPU code
 CHUNK = 1 << 17  # small: bytes that one call cannot process are copied
 
 
@@ -234,17 +239,22 @@ def is_candidate(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
+def only_name_counts(path: str, size: int) -> bool:
+    """Return whether the bytes of a file would add nothing to the finding of its name."""
+    return size < SMALLEST or (is_text(path) and not may_hold_facts(path, size))
+
+
 class FileScan:
     """The scan of one file of a stream. Feed it the bytes in any portions, then close it."""
 
     def __init__(self, path: str, size: int) -> None:
-        self._named, self._size = read_name(path), size
+        self._path, self._size = path, size
         self._facts = may_hold_facts(path, size)
-        self._head = bytearray()
+        self._head = b""
         self._reader: CodeReader | None = None
         self._note: bytearray | None = bytearray() if may_hold_driver_note(path) else None
         self._told: tuple[tuple[str, str, str], ...] = ()
-        self._idle = size < SMALLEST or (is_text(path) and not self._facts)
+        self._idle = only_name_counts(path, size)
 
     @property
     def idle(self) -> bool:
@@ -254,7 +264,7 @@ class FileScan:
     def _seek_note(self, data: bytes | memoryview) -> None:
         if self._note is not None:
             self._note += data
-            self._told = parse_note(self._named.path, bytes(self._note))
+            self._told = parse_note(self._path, bytes(self._note))
             self._note = None if self._told else self._note[-NOTE_LIMIT:]
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -262,25 +272,37 @@ class FileScan:
         if self._reader is not None:
             self._reader.feed(data)
         elif not self._idle:
-            self._head += data
-            if not self._facts and len(self._head) >= HEAD:
-                self._decide()
+            if self._head or self._facts or is_candidate(bytes(data[:HEAD])) or len(data) < HEAD:
+                self._head += data
+                if not self._facts and len(self._head) >= HEAD:
+                    self._decide()
+            else:
+                self._idle = True  # most files, whose bytes are not copied
 
     def _decide(self) -> None:
-        if is_candidate(bytes(self._head[:HEAD])):
-            self._reader = CodeReader(self._named.path, self._size)
-            self._reader.feed(bytes(self._head))
-        self._head.clear()
+        size = len(self._head)
+        if size < self._size <= WHOLE and is_candidate(self._head):
+            return  # until the file is complete
+        if is_candidate(self._head) and (size != self._size or may_have_code(self._head)):
+            self._reader = CodeReader(self._path, self._size)
+            self._reader.feed(self._head)
+        self._head = b""
         self._idle = self._reader is None
 
-    def close(self) -> FileFinding:
-        named = self._named
-        facts = parse_facts(named.path, self._head.decode("utf-8", "replace")) if self._facts else ()
-        facts = (*named.facts, *facts, *self._told)
-        library = self._reader.close() if self._reader is not None else None
-        return FileFinding(
-            path=named.path, library=library, package=named.package, facts=facts, toolkit=named.toolkit
-        )
+    def close(self) -> FileFinding | None:
+        named = read_name(self._path)
+        facts, library = self._told, None
+        if self._facts:
+            facts = (*parse_facts(self._path, self._head.decode("utf-8", "replace")), *facts)
+        elif is_candidate(self._head):  # the file has fewer bytes than expected
+            self._reader = CodeReader(self._path, self._size)
+            self._reader.feed(self._head)
+        if self._reader is not None:
+            library = self._reader.close()
+        if not (library or facts):
+            return named
+        named = named or FileFinding(path=self._path)
+        return replace(named, library=library, facts=(*named.facts, *facts))
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from imagefactory.scan.findings import (
     FileScan,
     format_contents,
     is_text,
+    only_name_counts,
     read_name,
     readable_path,
     stopping_pool,
@@ -205,14 +206,8 @@ def _hidden(path: str, over: set[str], opaque: set[str]) -> bool:
 def _renamed(finding: FileFinding, named: FileFinding | None, name: str) -> FileFinding:
     """Return a finding under another name of the file. `named` is the finding of that name itself."""
     library = replace(finding.library, path=name) if finding.library else None
-    library_name = named or read_name(name)
-    return FileFinding(
-        path=name,
-        library=library,
-        package=library_name.package,
-        facts=finding.facts,
-        toolkit=library_name.toolkit,
-    )
+    of_name = named or read_name(name) or FileFinding(path=name)
+    return replace(of_name, library=library, facts=finding.facts)
 
 
 def _parent_paths(path: str) -> list[str]:
@@ -287,8 +282,8 @@ def scan_layer(chunks: Iterator[bytes]) -> LayerScan:
     )
 
 
-def _scan_entries(entry: TarEntry, path: str) -> FileFinding:
-    if entry.kind != FILE:
+def _scan_entries(entry: TarEntry, path: str) -> FileFinding | None:
+    if entry.kind != FILE or only_name_counts(path, entry.size):
         return read_name(path)
     look = FileScan(path, entry.size)
     while entry.remaining and not look.idle:

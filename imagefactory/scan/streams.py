@@ -143,12 +143,20 @@ def _find_mark(data: bytes, start: int, places: dict[bytes, int]) -> tuple[int, 
     return position, first
 
 
+def has_mark(data: bytes) -> bool:
+    """Return whether a mark may be in the data."""
+    return any(_find(data, mark, 0, len(data)) >= 0 for mark in _MARKS)
+
+
 def _find_by_bytes(data: bytes, mark: bytes, start: int, end: int) -> int:
     return data.find(mark, start, end)
 
 
 def _find_by_memmem(data: bytes, mark: bytes, start: int, end: int) -> int:
     if start >= end:
+        return -1
+    # Most searches find nothing, and then no address is needed, which takes longer than a short search.
+    if not start and not _memmem_of_bytes(data, end, mark, len(mark)):
         return -1
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     offset = _memmem(address + start, end - start, mark, len(mark))
@@ -157,9 +165,10 @@ def _find_by_memmem(data: bytes, mark: bytes, start: int, end: int) -> int:
 
 # The C library's search is five times as fast as bytes.find, and lets other threads run meanwhile.
 try:
-    _memmem = ctypes.CDLL(None).memmem
-    _memmem.restype = ctypes.c_void_p
+    _memmem, _memmem_of_bytes = ctypes.CDLL(None)["memmem"], ctypes.CDLL(None)["memmem"]
+    _memmem.restype = _memmem_of_bytes.restype = ctypes.c_void_p
     _memmem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    _memmem_of_bytes.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
     _find = _find_by_memmem
 except (AttributeError, OSError, TypeError):  # a C library without it
     _find = _find_by_bytes

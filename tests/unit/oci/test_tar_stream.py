@@ -370,6 +370,17 @@ def test_what_is_not_read_of_a_file_is_passed() -> None:
     assert [(entry.path, entry.read(3)) for entry in entries(stream)] == [("a", b"111"), ("b", b"222")]
 
 
+def test_the_place_of_a_folder_is_forgotten_when_a_link_replaces_it() -> None:
+    data = make_tar(file("d/s/a"), file("d/s/b"), link("d/s", "../e"), file("d/s/c"))
+    assert [(entry.kind, entry.path) for entry in entries(TarStream(iter([data])))] == [
+        ("file", "d/s/a"),
+        ("file", "d/s/b"),
+        ("removed", "d/s"),
+        ("symlink", "d/s"),
+        ("file", "e/c"),
+    ]
+
+
 KINDS = [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
 
 
