@@ -66,7 +66,7 @@ from imagefactory.trees import read_file
 from imagefactory.trust.attached import MAX_REJECTED
 from imagefactory.trust.keys import SigningKey
 from imagefactory.trust.policy import read_trust
-from imagefactory.trust.verdict import SIGNABLE, SignedVerdict, Verdict, jittered_expiry, sign
+from imagefactory.trust.verdict import PASSES, SignedVerdict, Verdict, jittered_expiry, sign, signable
 from imagefactory.verify.kit.program import EXPECTATIONS, KIT, LARGEST_REPORT
 from imagefactory.verify.nonces import IssuedNonce, NonceError, NonceStore, NonceUse, check_open, check_run
 from imagefactory.verify.report import GpuReport, VerifiedImage
@@ -121,7 +121,7 @@ class SweepResult:
 
     @property
     def verified(self) -> bool:
-        return all(node.result.outcome is Outcome.VERIFIED for node in self.nodes)
+        return all(node.result.outcome in PASSES for node in self.nodes)
 
 
 def collect_sweep(
@@ -370,7 +370,7 @@ class NodeSigner:
             data = self.nonces.unsettled(node.nonce)
             waiting = _signed_node(parse_signed(data)[0]) if data else None
             return waiting, None, f"signed on {known.spent:%Y-%m-%d %H:%M} UTC"
-        if report.outcome not in SIGNABLE:
+        if not signable(report):
             return None, None, f"{UNSIGNED}'{report.outcome}' says nothing of the image"
         if self.key is None:
             return None, None, NO_KEY

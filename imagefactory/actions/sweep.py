@@ -102,7 +102,7 @@ from imagefactory.schedulers.underway import (
     will_still_run,
 )
 from imagefactory.serialize import format_time
-from imagefactory.settings.choices import HTCONDOR
+from imagefactory.settings.choices import CONTAINERS, HTCONDOR
 from imagefactory.settings.load import Settings
 from imagefactory.settings.own_commands import names_of
 from imagefactory.suite.gpu.context import Predicted
@@ -128,7 +128,7 @@ def _make_nodes(
     project: Project,
     cells: Sequence[QueuedCell],
     image: PoolImage,
-    level: str,
+    options: SweepOptions,
     now: datetime,
     random: Callable[[int], bytes],
     progress: Progress,
@@ -138,8 +138,14 @@ def _make_nodes(
     predicted = _predict(project, cells[0].stage, definition, progress)
     kits = []
     for cell in cells:
-        node = make_node(cell, image, definition, level, format_nonce(random(NONCE_BYTES)))
-        request = GpuRequest(nonce=node.nonce, level=level, capability=node.capability, predicted=predicted)
+        node = make_node(cell, image, definition, options.level, format_nonce(random(NONCE_BYTES)))
+        request = GpuRequest(
+            nonce=node.nonce,
+            level=options.level,
+            nodes=options.asked.nodes_each,
+            capability=node.capability,
+            predicted=predicted,
+        )
         kits.append(make_node_kit(node, definition, request, now))
     return tuple(kits)
 
@@ -293,13 +299,15 @@ def prepare_sweep(
     now = bench.clock()
     name = format_id(now, bench.random(2))
     registry = options.registry or project.settings.registry.value
+    check_nodes(project, options)
     kind = choose_image_type(project, options.image, registry, options.pool)
     directory = options.folder or sweeps_directory(project.settings) / name
     bench.pools(options.pool).check_folder(directory)
     delivery = ImageDelivery(kind=kind, registry=registry, folder=directory, now=now)
     plan = plan_sweep(read_pool_stages(project, targets, delivery), inventory, options.asked)
     lookup = SweepLookup(now=now, suite=suite_digest(), pools=bench.pools, queue=bench.queue, user=bench.user)
-    images = _images(project, plan, kind)
+    several = options.asked.nodes_each > 1  # such a job is of no cell, so others have none of its cells
+    images = {} if several else _images(project, plan, kind)
     seen, notes = read_underway(sweeps_directory(project.settings), images, lookup)
     plan = skip_underway(replace(plan, notes=plan.notes + notes), seen, options.asked.allow)
     faults: tuple[NodeFault, ...] = ()
@@ -309,7 +317,7 @@ def prepare_sweep(
         faults = faults_of_bad_machines(_recent_faults(project.settings, options.pool, bench), machines)
         plan = exclude_bad_machines(plan, chosen, bad_by_row(faults, machines))
         plan = replace(plan, notes=plan.notes + format_excluded(faults))
-    if plan.cells and CLAIMED not in options.asked.allow:
+    if plan.cells and CLAIMED not in options.asked.allow and not several:
         claims = read_claims(project, registry, now)
         plan = skip_claimed(replace(plan, notes=plan.notes + claims.notes), images, claims.claims)
     plan = within_budget(plan, options.asked, timeout_of(options.level), now.date())
@@ -355,6 +363,17 @@ def _images(project: Project, plan: SweepPlan, kind: ImageKind) -> Images:
         images = {name: sif.file.digest for name, sif in sifs.items() if sif}
     keys = [(cell.stage.target.name, cell.row) for cell in plan.cells]
     return {key: images[key[0]] for key in keys if key[0] in images}
+
+
+def check_nodes(project: Project, options: SweepOptions) -> None:
+    """Raise UsageError if jobs on several nodes cannot start images as the settings say."""
+    container = choose_container(project, options.pool)
+    if options.asked.nodes_each > 1 and container != CONTAINERS[0]:
+        raise UsageError(
+            "container-unsupported",
+            f"on several nodes, {CONTAINERS[0]} starts images, not {container}",
+            hint=f"set IMAGEFACTORY_CONTAINER={CONTAINERS[0]}",
+        )
 
 
 def check_limits(limits: JobLimits) -> None:
@@ -412,8 +431,9 @@ def make_sweep(
             fitting, none = check_capacity(cells, image, prepared.inventory)
             skipped += none
             if fitting:
-                level, now = prepared.options.level, prepared.place.now
-                kits += _make_nodes(project, fitting, image, level, now, bench.random, progress)
+                kits += _make_nodes(
+                    project, fitting, image, prepared.options, prepared.place.now, bench.random, progress
+                )
         except ImagefactoryError as error:
             faults.append((name, error))
             skipped += [
@@ -436,7 +456,7 @@ def make_sweep(
         project,
         prepared.id,
         prepared.place.registry,
-        [kit.node for kit in kits],
+        [kit.node for kit in kits if prepared.options.asked.nodes_each == 1],
         prepared.options.limits,
         bench,
         progress,
@@ -467,6 +487,7 @@ def make_sweep(
         patterns=prepared.options.asked.machines,
         at_once=prepared.options.at_once,
         container=choose_container(project, prepared.options.pool),
+        nodes_each=prepared.options.asked.nodes_each,
     )
     runs = {kit.node.nonce: replace(kit.run, pool=sweep.scheduler) for kit in kits}
     try:
@@ -494,10 +515,12 @@ def _claim(
     ask: bool,
 ) -> ClaimResult:
     """Claim the cells of nodes. With `ask`, cells that another store claimed are dropped."""
+    if not (cells := frozenset(map(cell_of, nodes))):
+        return ClaimResult()
     request = ClaimRequest(
         sweep=sweep,
         registry=registry,
-        cells=frozenset(map(cell_of, nodes)),
+        cells=cells,
         limits=limits,
         clock=bench.clock,
         random=bench.random,
@@ -513,7 +536,11 @@ def claim_again(
     """Claim the remaining cells of a continued sweep, even if another store claimed them."""
     sweep = read_sweep(directory)
     pool, registry = bench.pools(sweep.scheduler), registry or access.settings.registry.value
-    nodes = [node for node in sweep.nodes if _will_run(pool.read_node(directory, node, sweep.limits))]
+    nodes = [
+        node
+        for node in sweep.nodes
+        if sweep.nodes_each == 1 and _will_run(pool.read_node(directory, node, sweep.limits))
+    ]
     result = _claim(access, sweep.id, registry, nodes, sweep.limits, bench, progress, ask=False)
     for note in result.notes:
         access.tell(f"note: {note}")

@@ -33,7 +33,7 @@ from imagefactory.cli.plan import complete_rules
 from imagefactory.errors import CheckFailedError, ToolError, UsageError
 from imagefactory.model import Outcome
 from imagefactory.settings.choices import HTCONDOR, POOLS, SITES, SLURM
-from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS
+from imagefactory.verify.report import FULL, NODES, QUICK
 
 if TYPE_CHECKING:
     from imagefactory.actions.collect import SweepResult
@@ -160,6 +160,7 @@ class SweepRequest:
 
     pool: str
     suite: str = FULL
+    nodes: int | None = None
     registry: str = ""
     promote: bool = False
     capability: tuple[str, ...] = ()
@@ -197,10 +198,16 @@ class SweepRequest:
 @section("What to verify")
 @click.option(
     "--suite",
-    type=click.Choice([level for level in LEVELS if level != MULTI_GPU_LEVELS]),
+    type=click.Choice((QUICK, FULL)),
     default=FULL,
     show_default=True,
     help="Run these checks.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(2, 64),
+    metavar="N",
+    help="Instead sum over a GPU on each of N nodes, for PyTorch images (Slurm with Apptainer).",
 )
 @click.option("--latest", type=click.IntRange(1), metavar="N", help="Only the N latest versions.")
 @click.option(
@@ -306,6 +313,7 @@ def start(
     names: tuple[str, ...],
     scheduler: str | None,
     suite: str,
+    nodes: int | None,
     capability: tuple[str, ...],
     latest: int | None,
     framework: str,
@@ -348,7 +356,8 @@ def start(
     from imagefactory.settings.choices import local_pool
 
     request = SweepRequest(
-        pool=scheduler or local_pool(os.environ) or HTCONDOR, suite=suite, registry=registry, promote=promote,
+        pool=scheduler or local_pool(os.environ) or HTCONDOR, suite=suite, nodes=nodes, registry=registry,
+        promote=promote,
         capability=capability, latest=latest, framework=framework, version=version, cuda=cuda,
         ignore_rule=ignore_rule, mig=mig, machine=machine, gpu_hours=gpu_hours, jobs=jobs,
         inventory=inventory, image_format=image_format, site=site, idle_limit=idle_limit,
@@ -360,6 +369,13 @@ def start(
         "--held-limit does not apply to Slurm, where a held job is a waiting job",
         "use --idle-limit",
     )
+    reject_conflict(nodes and request.pool != SLURM, "--nodes is for Slurm", "add --scheduler slurm")
+    for option in ("--suite", "--mig", "--retries", "--promote"):
+        reject_conflict(
+            nodes and option in request.written(but=()),
+            f"--nodes and {option} exclude each other: it is a test of its own, of which tags say nothing",
+            f"remove {option}",
+        )
     factory = call.factory
     with exit_with_first_failure(factory, names) as failures:
         pool = find_pool(request.pool)
@@ -416,10 +432,11 @@ def _options(factory: Project, request: SweepRequest) -> SweepOptions:
             mig=request.mig,
             allow=check_allowed(request.ignore_rule),
             machines=parse_machines(settings.sweep_machines.value if machines is None else machines),
+            nodes_each=request.nodes or 1,
             gpu_hours=request.gpu_hours or parse_limit(settings.sweep_gpu_hours.value),
         ),
         at_once=request.jobs or parse_limit(settings.sweep_jobs.value),
-        level=request.suite,
+        level=NODES if request.nodes else request.suite,
         image=request.image_format or "",
         registry=request.registry,
         pool=request.pool,
@@ -428,7 +445,7 @@ def _options(factory: Project, request: SweepRequest) -> SweepOptions:
             idle=request.idle_limit or default.idle,
             held=request.held_limit or default.held,
             run=request.run_limit or default.run,
-            retries=default.retries if request.retries is None else request.retries,
+            retries=0 if request.nodes else default.retries if request.retries is None else request.retries,
         ),
         folder=request.dir.absolute() if request.dir else None,
     )
@@ -629,7 +646,7 @@ def not_verified_error(result: SweepResult) -> CheckFailedError:
             f"{result.waiting} of {len(result.nodes)} nodes are not done",
             hint=f"run imagefactory sweep status {result.folder}; collect again when they are done",
         )
-    bad = sum(node.result.outcome != "verified" for node in result.nodes)
+    bad = sum(node.result.outcome not in ("verified", "together") for node in result.nodes)
     return CheckFailedError(
         "sweep-not-verified",
         f"{bad} of {len(result.nodes)} nodes are not verified",

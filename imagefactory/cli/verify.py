@@ -24,7 +24,7 @@ from imagefactory.cli.output import (
     terminal_width,
 )
 from imagefactory.errors import CheckFailedError, NoGpuError, UsageError
-from imagefactory.verify.report import FULL, LEVELS, MULTI_GPU_LEVELS, NODE
+from imagefactory.verify.report import FULL, NODE, QUICK, SEVERAL
 
 if TYPE_CHECKING:
     from imagefactory.actions.verify import KitDestination, KitFiles, VerifyDependencies, VerifyResult
@@ -85,7 +85,7 @@ class VerifyKitDocument(TypedDict):
 @click.option(
     "--suite",
     "level",
-    type=click.Choice((*LEVELS, NODE)),
+    type=click.Choice((QUICK, FULL, SEVERAL, NODE)),
     default=FULL,
     show_default=True,
     help="Run these checks. several uses all GPUs of the machine at once, for PyTorch images. node is for "
@@ -153,8 +153,8 @@ def verify(
     from imagefactory.actions.verify import KitDestination, VerifyOptions, verify_and_attach, write_kit
 
     reject_conflict(
-        promote and level == MULTI_GPU_LEVELS,
-        f"--promote and --suite {MULTI_GPU_LEVELS} exclude each other: tags follow verdicts on one GPU",
+        promote and level == SEVERAL,
+        f"--promote and --suite {SEVERAL} exclude each other: tags follow verdicts on one GPU",
         "remove --promote",
     )
     factory, progress = call.factory, call.progress
@@ -223,7 +223,7 @@ def verify(
             )
     if not all(result["signed"] for result in results):
         return print_next_command("key", "create", "lab")
-    show_verdicts = options.promote or options.level == MULTI_GPU_LEVELS
+    show_verdicts = options.promote or options.level == SEVERAL
     return (
         print_next_command("verdict", "list", names[0])
         if show_verdicts

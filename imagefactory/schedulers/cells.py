@@ -56,12 +56,13 @@ from imagefactory.matrix.plan import (
     make_plan,
     turn_of,
 )
-from imagefactory.model import Target
+from imagefactory.model import Outcome, Target
 from imagefactory.schedulers.pool import Inventory, PoolGpu, PoolImage, PoolMachine, SkippedCell
 from imagefactory.schedulers.sizes import KB, MB, disk_of, format_size, memory_of
 from imagefactory.settings.own_commands import is_machine_selected
 from imagefactory.trust.claims import last_verdicts
-from imagefactory.trust.verdict import Verdict, VerificationResult
+from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
+from imagefactory.verify.report import NODES
 from imagefactory.versions import natural, nearest
 
 NO_GPU, NEWEST, BLOCKED, NO_MATCH, VERIFIED = "no-gpu", "newest", "blocked", "no-match", "verified"
@@ -78,6 +79,7 @@ class CellRequest:
 
     `newest` is the number of versions of each family, 0 for all. `mig` includes MIG slices. `allow` are rules
     to ignore. `machines` are patterns of usable machines. `gpu_hours` is the budget, 0 for no limit.
+    Each job has `nodes_each` machines.
     """
 
     capabilities: tuple[Capability, ...] = ()
@@ -87,6 +89,7 @@ class CellRequest:
     answer: Answerer = answer_cell
     machines: tuple[str, ...] = ()
     gpu_hours: int = 0
+    nodes_each: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +140,8 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
     `inventory` has all machines, including those that the request does not select.
     """
     everywhere = _by_row(inventory)
-    allowed = _by_row(choose_machines(inventory, request.machines))
+    chosen = choose_machines(inventory, request.machines)
+    allowed = _by_row(chosen)
     rows = _rows(everywhere, request.capabilities)
     others = {stage.target.name: reason for stage in stages if (reason := _for_others(stage))}
     recent, skipped = _newest([stage for stage in stages if stage.target.name not in others], request)
@@ -159,6 +163,8 @@ def plan_sweep(stages: Sequence[TargetStatus], inventory: Inventory, request: Ce
                 cell = _skip(stage, row, MIG, "slices of GPUs are verified on request: --mig")
             elif row in everywhere and row not in allowed:
                 cell = _skip(stage, row, AVOIDED, avoided_reason(inventory, capability_row(*row)))
+            elif request.nodes_each > 1:
+                cell = _weigh_nodes(stage, row, chosen, planned, request)
             else:
                 cell = _weigh(stage, row, allowed.get(row, ()), planned, request.allow)
             if isinstance(cell, SkippedCell):
@@ -384,6 +390,39 @@ def _weigh(
         first=first,
         only=bool(proven and first),
     )
+
+
+def _weigh_nodes(
+    stage: TargetStatus,
+    row: _Row,
+    inventory: Inventory,
+    planned: dict[PlanGpu, PlannedCell],
+    request: CellRequest,
+) -> QueuedCell | SkippedCell:
+    """Return a cell for a job on several machines. Verdicts on a single GPU do not cover it."""
+    gpus, count = _by_row(inventory).get(row, []), request.nodes_each
+    cell = _weigh(stage, row, gpus, planned, request.allow | {VERIFIED})
+    if isinstance(cell, SkippedCell):
+        return cell
+    machines = sum(any(gpu.row == cell.row for gpu in machine.gpus) for machine in inventory.machines)
+    if machines < count:
+        return _skip(stage, row, NO_MATCH, f"nodes with such a GPU: {machines}, and --nodes needs {count}")
+    verdict = next(
+        (
+            result.verdict
+            for result in stage.verdicts
+            if result.standing is VerdictStatus.GOOD
+            and result.verdict
+            and result.verdict.report.level == NODES
+            and result.verdict.report.outcome is Outcome.TOGETHER
+            and result.verdict.report.gpus >= count
+            and all(_verdict_applies(result.verdict, gpu) for gpu in gpus)
+        ),
+        None,
+    )
+    if verdict and VERIFIED not in request.allow:
+        return _skip(stage, row, VERIFIED, _skip_note(verdict))
+    return replace(cell, first="", only=False)
 
 
 def _least_cuda(fitting: Sequence[PoolGpu], floor: str, *, narrowed: bool) -> str:

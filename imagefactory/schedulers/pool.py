@@ -210,7 +210,7 @@ class SweepSpec:
     `site` is a row of sites.toml, `level` the level of the suite. `machines` are those of the pool at
     creation, `own` the additions of the settings to its jobs (sites.Site). `patterns` select machines
     (own_commands.is_machine_selected). At most `at_once` of its jobs are in the queue, 0 for no limit.
-    `container` starts the images of Slurm jobs.
+    `container` starts the images of Slurm jobs, each of which has `nodes_each` nodes of the cluster.
     """
 
     id: str
@@ -226,6 +226,7 @@ class SweepSpec:
     patterns: tuple[str, ...] = ()
     at_once: int = 0
     container: str = CONTAINERS[0]
+    nodes_each: int = 1
 
 
 # --- results
@@ -281,6 +282,17 @@ class NodeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFiles:
+    """The returned files of a machine. `fault` means that it could not start the suite."""
+
+    machine: str
+    fault: bool = False
+    run: bytes | None
+    report: bytes | None
+    evidence: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """The state of a node.
 
@@ -288,7 +300,7 @@ class NodeState:
 
     `run`, `report` and `evidence` are the returned files of the job, for the pool to parse. `evidence` exists
     in pools whose jobs read the GPUs of the host outside the image. `settled` means that the last job has
-    ended and is not retried.
+    ended and is not retried. `machines` are those of a job on several, else empty.
     """
 
     result: NodeResult
@@ -296,6 +308,7 @@ class NodeState:
     run: bytes | None = None
     report: bytes | None = None
     evidence: bytes | None = None
+    machines: tuple[MachineFiles, ...] = ()
 
 
 # --- pools

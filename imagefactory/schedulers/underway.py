@@ -265,7 +265,7 @@ def _candidate(
         if images.get((node.target, node.row)) == image_of(node)
         and not (node.nonce in collected and collected[node.nonce].attached)
     )
-    if not nodes or sweep.created + LIFETIME <= lookup.now:
+    if not nodes or sweep.nodes_each > 1 or sweep.created + LIFETIME <= lookup.now:
         return None
     foreign = lookup.user is not None and owner != lookup.user
     return _SweepCandidate(

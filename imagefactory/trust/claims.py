@@ -17,6 +17,7 @@ from imagefactory.gpu.drivers import older, parse_driver
 from imagefactory.gpu.values import CellClaim, ClaimBasis, Compatibility
 from imagefactory.model import Outcome
 from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
+from imagefactory.verify.report import SEVERAL
 
 SUITE = "suite"
 """The rule name of a positive claim."""
@@ -68,7 +69,10 @@ def multi_gpu_capabilities(judged: Iterable[VerificationResult], count: int) -> 
     capabilities = {
         report.device.capability
         for report in reports
-        if report.outcome is Outcome.TOGETHER and report.device and report.gpus >= count
+        if report.outcome is Outcome.TOGETHER
+        and report.level == SEVERAL
+        and report.device
+        and report.gpus >= count
     }
     return tuple(sorted(capabilities, key=parse_capability))
 

@@ -113,7 +113,7 @@ def capability_status(judged: Sequence[VerificationResult], capability: str) -> 
         for judgement in judged
         if judgement.verdict
         and capability_of(judgement.verdict) == capability
-        and judgement.verdict.report.level != MULTI_GPU_LEVELS
+        and judgement.verdict.report.level not in MULTI_GPU_LEVELS
     ]
     good = [verdict for judgement, verdict in about if judgement.standing is VerdictStatus.GOOD]
     denials = [verdict for verdict in good if verdict.report.outcome in DENIALS]

@@ -20,6 +20,7 @@ from imagefactory.trust.envelope import format_json, parse_envelope, parse_json,
 from imagefactory.trust.keys import SigningKey
 from imagefactory.verify.report import (
     MULTI_GPU_LEVELS,
+    NODES,
     GpuReport,
     VerifiedImage,
     digits_of,
@@ -173,9 +174,11 @@ SIGNABLE = (
 )
 """Outcomes of a run on a GPU that are about the image. All others are about the machine."""
 SIGNABLE_MULTI_GPU = (Outcome.TOGETHER, Outcome.APART)
-"""Outcomes of the level `several`. They have other names, so that they are not claims about one GPU."""
+"""Outcomes of several GPUs or nodes. They have other names, so that they are not claims about one GPU."""
 PASSES = (Outcome.VERIFIED, Outcome.TOGETHER)
 
+NODE_NOTE = re.compile(r"node-[0-9]{1,3}")
+"""The note of a node in a job of several: its name, the UUID of its GPU, capability and driver."""
 _SIMULATED = re.compile(r"[0-9a-f]{2}223334-4445-5667-899a-abbccddeeff0")
 
 
@@ -232,7 +235,7 @@ def sign(report: GpuReport, key: SigningKey, *, now: datetime, days: int) -> Sig
 
 def signable(report: GpuReport) -> bool:
     """Return whether the outcome is about the image. A time-out on several GPUs is not."""
-    return report.outcome in (SIGNABLE_MULTI_GPU if report.level == MULTI_GPU_LEVELS else SIGNABLE)
+    return report.outcome in (SIGNABLE_MULTI_GPU if report.level in MULTI_GPU_LEVELS else SIGNABLE)
 
 
 def contradiction(report: GpuReport) -> str:
@@ -241,9 +244,9 @@ def contradiction(report: GpuReport) -> str:
     if report.rehearsal:
         return "it is a rehearsal on the CPU"
     if not signable(report):
-        number = "several GPUs" if report.level == MULTI_GPU_LEVELS else "a GPU"
+        number = "several GPUs" if report.level in MULTI_GPU_LEVELS else "a GPU"
         return f"its outcome '{report.outcome}' is not that of a run on {number}"
-    if report.level == MULTI_GPU_LEVELS and (reason := _gpu_count_problem(report)):
+    if report.level in MULTI_GPU_LEVELS and (reason := _gpu_count_problem(report)):
         return reason
     if any(states.get(name) is not CheckState.NOT_RUN for name in report.waived):
         return "it waives a check that ran, or that it does not have"
@@ -263,10 +266,20 @@ def _gpu_count_problem(report: GpuReport) -> str:
     """
     device, hardware = report.device, report.hardware
     there = hardware.count_of(device.capability) if hardware and device else 0
+    if report.level == NODES:  # the other nodes are notes, with a GPU each
+        nodes = nodes_of(report)
+        there = len(nodes) if device and device.uuid in nodes else 0
     least = 2 if report.outcome is Outcome.TOGETHER else 0
     if not least <= report.gpus <= there:
         return f"it says {report.outcome} of {report.gpus} GPUs, and its host has {there} of that capability"
     return "it waives a check of several GPUs" if report.waived else ""
+
+
+def nodes_of(report: GpuReport) -> Mapping[str, str]:
+    """Return the name of each node by the UUID of its GPU, from the evidence of these nodes."""
+    notes = report.hardware.notes if report.hardware else ()
+    rows = (text.split(" ") for name, text in notes if NODE_NOTE.fullmatch(name))
+    return {row[1]: row[0] for row in rows if len(row) > 1}
 
 
 def missing_evidence(report: GpuReport) -> str:
@@ -325,7 +338,7 @@ def format_test_result(verdict: Verdict) -> bytes:
     report = verdict.report
     device, driver = report.device, report.hardware.driver if report.hardware else ""
     device_fields = {"capability": device.capability, "gpu": device.name} if device else {}
-    device_fields |= {"gpus": str(report.gpus)} if report.level == MULTI_GPU_LEVELS else {}
+    device_fields |= {"gpus": str(report.gpus)} if report.level in MULTI_GPU_LEVELS else {}
     named = {state: [check.name for check in report.checks if check.state is state] for state in CheckState}
     passed = "WARNED" if report.waived else "PASSED"
     predicate = {

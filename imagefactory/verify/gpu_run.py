@@ -49,7 +49,16 @@ from imagefactory.verify.outcome import (
     outcome_of,
     read_report,
 )
-from imagefactory.verify.report import FULL, MULTI_GPU_LEVELS, GpuIdentity, GpuReport, Hardware, VerifiedImage
+from imagefactory.verify.report import (
+    FULL,
+    MULTI_GPU_LEVELS,
+    NODES,
+    SEVERAL,
+    GpuIdentity,
+    GpuReport,
+    Hardware,
+    VerifiedImage,
+)
 from imagefactory.verify.suite_files import (
     REPORT_NAME,
     digest_of,
@@ -67,13 +76,14 @@ VISIBLE, VISIBLE_AMD = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 class GpuRequest:
     """The request for one run. `capability` is the required capability of the GPU (`8.0`), empty for any.
 
-    `predicted` is by capability. `environ` is the environment of the caller: a batch system sets
-    CUDA_VISIBLE_DEVICES or, for AMD GPUs, ROCR_VISIBLE_DEVICES to the GPUs of its job, and so does
-    `selected_environment` for `selected` GPUs. A `rehearsal` is only for tests.
+    `nodes` are those of the job. `predicted` is by capability. `environ` is the environment of the caller: a
+    batch system sets CUDA_VISIBLE_DEVICES or, for AMD GPUs, ROCR_VISIBLE_DEVICES to the GPUs of its job, and
+    so does `selected_environment` for `selected` GPUs. A `rehearsal` is only for tests.
     """
 
     nonce: str
     level: str = FULL
+    nodes: int = 1
     capability: str = ""
     predicted: Mapping[str, Predicted]
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -101,13 +111,13 @@ def check_level(definition: BuildSpec, level: str) -> None:
     target = definition.target
     framework = frameworks.FRAMEWORKS.get(target.framework, frameworks.OTHER)
     locked = {package.name: package.version for package in definition.lock.packages}
-    checks = table.PARTS[table.SEVERAL] if level == MULTI_GPU_LEVELS else ()
+    checks = table.PARTS[level] if level in MULTI_GPU_LEVELS else ()
     if reason := next(
         (reason for check in checks if (reason := table.not_applicable(framework, check, locked))), ""
     ):
         raise UsageError(
             "suite-not-applicable",
-            f"{target.name}: --suite {MULTI_GPU_LEVELS} is for PyTorch on NVIDIA GPUs: {reason}",
+            f"{target.name}: the suite '{level}' is for PyTorch on NVIDIA GPUs: {reason}",
             hint="verify it on one GPU: --suite full",
         )
 
@@ -127,6 +137,7 @@ def gpu_expectations(definition: BuildSpec, ask: GpuRequest) -> dict[str, Any]:
         "driver": "" if rocm_of(definition.target.cuda) else driver_floor(definition.target.cuda),
         "predicted": {key: asdict(row) for key, row in sorted(ask.predicted.items())},
         "rehearsal": ask.rehearsal,
+        **({"nodes": ask.nodes} if ask.level == NODES else {}),
     }
 
 
@@ -160,7 +171,7 @@ def verify_gpu(trial: GpuTrial, runner: Runner, clock: Callable[[], datetime], *
         if trial.hardware is None:
             return not_started(run, Outcome.NO_GPU, "the host saw no GPU")
         amd = bool(rocm_of(trial.definition.target.cuda))
-        several = trial.ask.level == MULTI_GPU_LEVELS
+        several = trial.ask.level == SEVERAL
         notes = dict(trial.hardware.notes)
         seen, lost = assigned_gpus(trial.hardware, trial.ask.environ, amd=amd), lost_note(notes)
         if seen is None:

@@ -35,8 +35,10 @@ from imagefactory.suite import table as smoke_table
 from imagefactory.suite.gpu import table
 from imagefactory.trees import read_file
 from imagefactory.verify.report import (
-    GPUS,
+    COUNTS,
     MULTI_GPU_LEVELS,
+    NODES,
+    SEVERAL,
     GpuIdentity,
     GpuReport,
     Hardware,
@@ -168,7 +170,7 @@ def parse_smoke_report(data: bytes, nonce: str) -> SmokeReport:
 MOST_NUMBERS = 256
 MEASURED = (
     *("vector-add", "matmul", "reduction", "convolution", "transfers"),
-    *("profile", "peer-to-peer", "all-reduce", "data-parallel"),
+    *("profile", "peer-to-peer", "all-reduce", "data-parallel", "nodes"),
 )
 """Checks that measure. They pass only with a number."""
 CONTRADICTION = "contradiction"
@@ -180,7 +182,7 @@ MULTI_GPU_OUTCOMES = {
         (Outcome.WRONG_NUMBERS, Outcome.NO_KERNEL, Outcome.DRIVER_TOO_OLD, Outcome.LOAD_FAILED), Outcome.APART
     ),
 }
-"""The outcomes for several GPUs. None of them is a claim about one GPU in tables."""
+"""The outcomes for several GPUs or nodes. None of them is a claim about one GPU in tables."""
 
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _DEVICE = ObjectSchema(
@@ -317,14 +319,14 @@ def outcome_of(run: GpuRun, brought: RawResult) -> GpuReport:
             reason = "stopped after too long, before it wrote a readable report"
             return _complete(run, _all(run, CheckState.FAILED, reason), Outcome.TIMEOUT, reason)
         reason = f"{fault}; {exit_summary(completed)}"
-        return _complete(run, _all(run, CheckState.FAILED, reason), Outcome.LOAD_FAILED, reason)
+        return _complete(run, _all(run, CheckState.FAILED, reason), _crash(run), reason)
     suite_report = replace(suite_report, device=_with_host_name(suite_report.device, run.hardware))
     rows = {row.result.name: row for row in suite_report.rows}
     judged = [
         _check_outcome(name, rows.get(name), suite_report, run)
         for name in table.checks_of(run.asked["level"])
     ]
-    judged = [_fail_running_check(pair, completed, suite_report) for pair in judged]
+    judged = [_fail_running_check(pair, completed, suite_report, run) for pair in judged]
     checks = tuple(check for check, _ in judged)
     outcome, reason = _outcome(run, suite_report, judged, completed)
     report = _complete(run, checks, outcome, reason)
@@ -361,16 +363,16 @@ def _check_outcome(
         return _failed(check, "says it passed and has measured nothing"), Outcome.LOAD_FAILED
     if (
         state is CheckState.PASSED
-        and name == GPUS
+        and name in COUNTS.values()
         and not run.asked["rehearsal"]
         and not _multi_gpu_outcome(row)
     ):
-        return _failed(check, "says it passed and has not counted two GPUs"), Outcome.LOAD_FAILED
+        return _failed(check, "says it passed and has not counted two"), Outcome.LOAD_FAILED
     return check, None
 
 
 def _counted(row: SuiteCheck | None) -> float:
-    return dict(row.result.numbers).get(GPUS, 0.0) if row else 0.0
+    return dict(row.result.numbers).get(row.result.name, 0.0) if row else 0.0
 
 
 def _multi_gpu_outcome(row: SuiteCheck | None) -> bool:
@@ -382,7 +384,10 @@ def _failed(check: CheckResult, detail: str) -> CheckResult:
 
 
 def _fail_running_check(
-    pair: tuple[CheckResult, Outcome | None], completed: CommandResult, suite_report: GpuSuiteReport
+    pair: tuple[CheckResult, Outcome | None],
+    completed: CommandResult,
+    suite_report: GpuSuiteReport,
+    run: GpuRun,
 ) -> tuple[CheckResult, Outcome | None]:
     """Return the check as failed if it was running when the suite crashed."""
     check, _ = pair
@@ -390,12 +395,17 @@ def _fail_running_check(
         return pair
     if completed.timed_out:
         return _failed(check, "stopped after too long"), Outcome.TIMEOUT
-    return _failed(check, exit_summary(completed)), Outcome.LOAD_FAILED
+    return _failed(check, exit_summary(completed)), _crash(run)
+
+
+def _crash(run: GpuRun) -> Outcome:
+    """Return the outcome of a process that ended too early: on several nodes, another may be the reason."""
+    return Outcome.INFRASTRUCTURE if run.asked["level"] == NODES else Outcome.LOAD_FAILED
 
 
 def _waived(check: CheckResult, run: GpuRun) -> bool:
     """Return whether the recipe waives the check. On several GPUs, no check is waived."""
-    named = check.name in run.waive and run.asked["level"] != MULTI_GPU_LEVELS
+    named = check.name in run.waive and run.asked["level"] not in MULTI_GPU_LEVELS
     return check.state is CheckState.NOT_RUN and named
 
 
@@ -416,13 +426,13 @@ def _outcome(
             f"asked for {capability}, met {suite_report.device.name} ({suite_report.device.capability})",
         )
     if failed:
-        word = f"{failed[1]}: " if run.asked["level"] == MULTI_GPU_LEVELS else ""
+        word = f"{failed[1]}: " if run.asked["level"] in MULTI_GPU_LEVELS else ""
         return failed[1], f"{failed[0].name}: {word}{failed[0].detail}"
     open_checks = [check for check, _ in judged if check.state is CheckState.NOT_RUN]
     if completed.timed_out:
         return Outcome.TIMEOUT, "no check says it failed, but it did not end in time"
     if suite_report.running or completed.returncode not in ((0, 1) if open_checks else (0,)):
-        return Outcome.LOAD_FAILED, f"no check says it failed, but {exit_summary(completed)}"
+        return _crash(run), f"no check says it failed, but {exit_summary(completed)}"
     open_ones = [check for check in open_checks if not _waived(check, run)]
     if rehearsal:
         return Outcome.NOT_TESTED, "a rehearsal on the CPU, which says nothing of a GPU"
@@ -432,12 +442,13 @@ def _outcome(
         return Outcome.NOT_TESTED, f"{open_ones[0].name} did not run: {open_ones[0].detail}"
     passed = sum(check.state is CheckState.PASSED for check, _ in judged)
     device = suite_report.device
-    number = f"{_gpus(suite_report):.0f} x " if run.asked["level"] == MULTI_GPU_LEVELS else ""
+    several = {SEVERAL: "x", NODES: "nodes with"}.get(run.asked["level"])
+    number = f"{_gpus(suite_report):.0f} {several} " if several else ""
     return Outcome.VERIFIED, f"{passed} checks passed on {number}{device.name} ({device.capability})"
 
 
 def _gpus(suite_report: GpuSuiteReport) -> float:
-    return _counted(next((row for row in suite_report.rows if row.result.name == GPUS), None))
+    return _counted(next((row for row in suite_report.rows if row.result.name in COUNTS.values()), None))
 
 
 def _unknown_gpu_reason(suite_report: GpuSuiteReport, run: GpuRun) -> str:
@@ -455,7 +466,7 @@ def _unknown_gpu_reason(suite_report: GpuSuiteReport, run: GpuRun) -> str:
     if known.capability != device.capability:
         return f"the suite says {device.uuid} has capability {device.capability}, the host {known.capability}"
     counted, there = _gpus(suite_report), run.hardware.count_of(device.capability)
-    if counted > there:
+    if run.asked["level"] == SEVERAL and counted > there:
         return f"the suite counts {counted:.0f} GPUs of capability {device.capability}, the host {there}"
     return ""
 
@@ -514,7 +525,7 @@ def _complete(run: GpuRun, checks: tuple[CheckResult, ...], outcome: Outcome, re
         cuda="",
         checks=checks,
         outcome=MULTI_GPU_OUTCOMES.get(outcome, outcome)
-        if run.asked["level"] == MULTI_GPU_LEVELS
+        if run.asked["level"] in MULTI_GPU_LEVELS
         else outcome,
         reason=clean(reason),
         rehearsal=run.asked["rehearsal"],

@@ -39,11 +39,12 @@ from imagefactory.settings.choices import POOLS
 # are aware and in UTC, digests `sha256:<64 hex>`, memory bytes, capabilities `8.0`.
 
 
-QUICK, FULL, MULTI_GPU_LEVELS, NODE = "quick", "full", "several", "node"
-LEVELS = (QUICK, FULL, MULTI_GPU_LEVELS)
+QUICK, FULL, SEVERAL, NODE, NODES = "quick", "full", "several", "node", "nodes"
+MULTI_GPU_LEVELS = (SEVERAL, NODES)
+LEVELS = (QUICK, FULL, *MULTI_GPU_LEVELS)
 """The levels of verdicts. A kit of the level `node` is about a machine, so nothing of it is signed."""
-GPUS = "gpus"
-"""The check that counts GPUs on the level `several`, and the name of its number."""
+COUNTS = {SEVERAL: "gpus", NODES: "nodes"}
+"""The check that counts GPUs on a level for several, and the name of its number. A node counts as one."""
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|GPU-[0-9a-f]{16}")
 """A UUID of NVIDIA, or the `unique_id` of an AMD GPU."""
@@ -142,12 +143,12 @@ class Evidence(Protocol):
 class GpuReport:
     """The report of one run of the GPU suite for one image on one GPU. Unsigned.
 
-    `suite` is the digest of the suite, `level` is quick, full or several. `device` is the GPU that the suite
-    used in the image, or None, and `cuda` the newest CUDA version that its driver supports, from libcuda
-    (`12.4`). `hardware` is the data of the host, None without GPUs. `outcome` is VERIFIED only if every check
-    that applies passed on a GPU, TOGETHER on several GPUs. `reason` is one line. `waived` are checks that did
-    not run and that the recipe waives. `contradictions` are differences between the run and the prediction. A
-    `rehearsal` ran on the CPU for tests of imagefactory and cannot be signed.
+    `suite` is the digest of the suite, `level` is one of LEVELS. `device` is the GPU that the suite used in
+    the image, or None, and `cuda` the newest CUDA version that its driver supports, from libcuda (`12.4`).
+    `hardware` is the data of the host, None without GPUs. `outcome` is VERIFIED only if every check that
+    applies passed on a GPU, TOGETHER on several GPUs or nodes. `reason` is one line. `waived` are checks that
+    did not run and that the recipe waives. `contradictions` are differences between the run and the
+    prediction. A `rehearsal` ran on the CPU for tests of imagefactory and cannot be signed.
     """
 
     subject: VerifiedImage
@@ -169,9 +170,10 @@ class GpuReport:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs: one, or on the level `several` the number that its check counted."""
-        counted = (dict(check.numbers) for check in self.checks if check.name == GPUS)
-        return 1 if self.level != MULTI_GPU_LEVELS else int(next(counted, {}).get(GPUS, 0))
+        """Return the number of GPUs: one, or on a level for several the number that its check counted."""
+        name = COUNTS.get(self.level, "")
+        counted = (dict(check.numbers) for check in self.checks if check.name == name)
+        return int(next(counted, {}).get(name, 0)) if name else 1
 
 
 TIMEOUT_SECONDS = 900.0

@@ -14,7 +14,7 @@ from imagefactory.trust.attached import RepairResult
 from imagefactory.trust.claims import SOON, VerdictAges
 from imagefactory.trust.judgement import VerdictSet
 from imagefactory.trust.verdict import RevokedCell, Verdict, VerdictStatus, VerificationResult
-from imagefactory.verify.report import MULTI_GPU_LEVELS, GpuReport
+from imagefactory.verify.report import NODES, SEVERAL, GpuReport
 from imagefactory.views.text import format_fields, format_table, wrap
 
 # --- Runs of the GPU suite
@@ -105,8 +105,9 @@ def _machine_text(report: GpuReport) -> str:
 
 
 def gpus_of(report: GpuReport) -> str:
-    """Return the GPUs of a report: `NVIDIA A100`, `2 x NVIDIA A100`, or `-`."""
-    number = f"{report.gpus} x " if report.level == MULTI_GPU_LEVELS and report.gpus else ""
+    """Return the GPUs of a report: `NVIDIA A100`, `2 x NVIDIA A100`, `2 nodes with NVIDIA A100`, or `-`."""
+    several = {SEVERAL: "x", NODES: "nodes with"}.get(report.level)
+    number = f"{report.gpus} {several} " if several and report.gpus else ""
     return f"{number}{report.device.name}" if report.device else "-"
 
 

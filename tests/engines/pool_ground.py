@@ -42,6 +42,8 @@ from tests.services.condor import CondorPool
 from tests.services.sandbox import PYTHON, entry, host_files
 
 TREE = Path(__file__).parents[2]
+TORCH = TREE / "tests/services/torch_over_tcp"
+"""torch without GPUs, for `over_nodes`: what it sums goes over TCP."""
 LIBRARY = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
@@ -64,6 +66,7 @@ class Trick:
 
     lies: str | None = None
     spoil: str = ""
+    family: str = "tiny"
 
 
 TRICKS: Mapping[str, Trick] = {
@@ -77,7 +80,9 @@ TRICKS: Mapping[str, Trick] = {
     "hang": Trick(lies="capability=9.0 hang=cuInit"),
     "garbage": Trick(lies="capability=9.0", spoil="echo '{{{' >result/run.json"),
     "empty": Trick(lies="capability=9.0", spoil=": >result/run.json; : >result/report.json"),
+    "nodes": Trick(lies="capability=9.0", family="pair"),
 }
+TINY = tuple(name for name, trick in TRICKS.items() if trick.family == "tiny")
 VERSIONS = {name: f"1.{number}" for number, name in enumerate(TRICKS)}
 
 RECIPE = f"""\
@@ -107,7 +112,7 @@ class PoolGround:
         return self.factory.settings.root_path
 
     def name(self, trick: str) -> str:
-        return f"tiny-{VERSIONS[trick]}-cu121"
+        return f"{TRICKS[trick].family}-{VERSIONS[trick]}-cu121"
 
     def run(self, *arguments: str, code: int | None = 0, folder: Path | None = None, err: bool = True) -> str:
         """What the command says as the ordinary user in `folder`, else in the factory."""
@@ -116,7 +121,7 @@ class PoolGround:
 
 
 def make_ground(
-    pool: CondorPool, place: Path | None = None, tricks: Iterable[str] = TRICKS, copies: int = 0
+    pool: CondorPool, place: Path | None = None, tricks: Iterable[str] = TINY, copies: int = 0
 ) -> PoolGround:
     """A factory of these tricks in the ordinary user's home, locked, with their images in its store.
 
@@ -129,8 +134,15 @@ def make_ground(
     versions |= {f"2.{number}": "plain" for number in range(copies)}
     (root / "recipes").mkdir(parents=True)
     (root / "imagefactory.toml").write_text("")
-    rows = "".join(f'  - version: "{version}"\n    cuda: ["12.1"]\n' for version in versions)
-    (root / "recipes/tiny.yaml").write_text(RECIPE + rows)
+    for family, framework in (("tiny", "idna"), ("pair", "torch")):
+        rows = "".join(
+            f'  - version: "{version}"\n    cuda: ["12.1"]\n'
+            for version, name in versions.items()
+            if TRICKS[name].family == family
+        )
+        text = RECIPE.replace("family: tiny", f"family: {family}").replace("idna", framework)
+        if rows:
+            (root / f"recipes/{family}.yaml").write_text(text + rows)
     shutil.copy(TREE / "recipes/bases.yaml", root / "recipes")
     shutil.copytree(TREE / "lockfiles/bases", root / "lockfiles/bases")
     environ = {"HOME": str(home), "IMAGEFACTORY_STORE": str(store)}
@@ -154,7 +166,9 @@ def lock(factory: Project, target: Target) -> None:
             sha256="0" * 64,
             size=1,
         )
-        for name, version in ((target.framework, target.version), ("nvidia-cuda-runtime-cu12", "12.1.105"))
+        for name, version in sorted(
+            ((target.framework, target.version), ("nvidia-cuda-runtime-cu12", "12.1.105"))
+        )
     )
     made = make_lock(
         target=target.name,
@@ -235,5 +249,11 @@ def _special(trick: Trick) -> Members:
         yield entry("opt/env/bin/python", mode=0o755), text.encode()
     else:
         yield entry("opt/env/bin/python", mode=0o777, kind=tarfile.SYMTYPE, link=PYTHON), b""
+    if trick.family == "pair":
+        for path in sorted(TORCH.glob("**/*.py")):
+            yield (
+                entry(f"usr/lib/python3/dist-packages/{path.relative_to(TORCH)}", mode=0o644),
+                path.read_bytes(),
+            )
     if trick.lies is not None:
         yield entry(LIBRARY, mode=0o755), libcuda.compile_libcuda(trick.lies)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -17,11 +19,12 @@ from imagefactory.actions.verdicts import find_in, local_place, read_verificatio
 from imagefactory.schedulers.slurm.nodes import ProbedGpu, write_probed
 from imagefactory.schedulers.sweep_file import read_sweep
 from imagefactory.settings.choices import SLURM
-from imagefactory.trust.verdict import VerdictStatus
+from imagefactory.trust.verdict import VerdictStatus, nodes_of
 from tests.engines.pool_ground import PoolGround, make_ground
 from tests.engines.pool_sweeps import BAD, SweepRun, at_once, node, submit, wait_for
-from tests.services import slurm
+from tests.services import libcuda, slurm
 from tests.services.condor import CondorPool
+from tests.services.gpu_host import make_host
 from tests.services.tier import many
 
 TRICKS = {
@@ -38,7 +41,7 @@ COPIES = many(4, 200)
 
 @pytest.fixture(scope="module")
 def ground(cluster: CondorPool) -> Iterator[PoolGround]:
-    made = make_ground(cluster, cluster.home / "slurm", (*TRICKS, "hang"), COPIES)
+    made = make_ground(cluster, cluster.home / "slurm", (*TRICKS, "hang", "nodes"), COPIES)
     made = replace(made, environ={**made.environ, **slurm.environ()})
     made.run("key", "create", "throwaway")
     yield made
@@ -183,3 +186,52 @@ def test_many_cells_at_once(ground: PoolGround, in_vain: SweepRun) -> None:
     wait_for("an empty queue", sweep.is_left_alone)
     words = Counter(row["outcome"] for row in sweep.nodes().values())
     assert words == {"no-gpu": (kinds - 1) * COPIES, "not-tested": COPIES}
+
+
+@contextmanager
+def two_nodes(pool: CondorPool) -> Iterator[None]:
+    """h2 awake, and with a GPU as h1 has."""
+    host = pool.folder / "pool/slurm/hosts/h2"
+    make_host(host, replace(slurm.HOST, uuid=libcuda.UUID.replace("fe00", "ff00")))
+    try:
+        with slurm.awake(pool):
+            yield
+    finally:
+        shutil.rmtree(host)
+
+
+def on_two(ground: PoolGround) -> SweepRun:
+    told = ground.run(
+        "sweep", "start", ground.name("nodes"), "--scheduler", SLURM, "--nodes", "2", "--json", err=False
+    )
+    row = json.loads(told)
+    assert (row["errors"], row["nodes"]) == ([], 1)
+    return SweepRun(ground=ground, id=row["sweep"], folder=ground.pool.here(row["directory"]))
+
+
+def test_two_nodes_sum_together_and_that_is_a_claim_of_its_own(ground: PoolGround) -> None:
+    with two_nodes(ground.pool):
+        sweep = on_two(ground)
+        (found,) = sweep.ends().values()
+    assert found["outcome"] == "together", json.dumps(found, indent=1)
+    (row,) = sweep.collect(code=0).values()
+    assert row["keyid"], row
+    (one,) = read_sweep(sweep.folder).nodes
+    court = read_verification_policy(ground.factory, datetime.now(UTC) + timedelta(minutes=1))
+    (judged,) = find_in(ground.factory, local_place(ground.factory, "pair"), one.image.subject, court).judged
+    assert judged.verdict is not None
+    report = judged.verdict.report
+    assert (report.level, report.outcome, report.gpus) == ("nodes", "together", 2)
+    assert nodes_of(report) == {libcuda.UUID: "h1", libcuda.UUID.replace("fe00", "ff00"): "h2"}
+    told = ground.run("sweep", "start", ground.name("nodes"), "--scheduler", SLURM, "--dry-run")
+    assert "verified" not in told
+
+
+def test_a_node_without_a_gpu_is_told_and_not_the_image(ground: PoolGround) -> None:
+    with slurm.awake(ground.pool):
+        sweep = on_two(ground)
+        (found,) = sweep.ends().values()
+    assert found["outcome"] == "no-gpu", json.dumps(found, indent=1)
+    assert found["reason"].startswith("h2: ")
+    (row,) = sweep.collect(code=BAD).values()
+    assert not row["keyid"]

@@ -117,7 +117,7 @@ def copy_suite(folder: Path, *, seconds: float = 60.0, changes: Mapping[str, tup
     for name in ("numbers", "jit", "portability", "profile", "several"):
         (suite / f"gpu/checks/{name}.py").write_text(FAKE_NUMBERS)
     times = (
-        "SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0, NODE: 40.0}",
+        "SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0, NODE: 40.0, NODES: 900.0}",
         f"SECONDS = dict.fromkeys(LEVELS, {seconds})",
     )
     for name, (old, new) in {"gpu/table.py": times, **changes}.items():

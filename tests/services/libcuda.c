@@ -143,6 +143,11 @@ static void write_uuid(unsigned char *uuid, int first, int device)
     for (int at = 0; at < 16; at++)
         uuid[at] = (unsigned char)(first + at);
     uuid[15] = (unsigned char)device;
+    /* Each node of a job has another GPU. */
+    const char *meeting = getenv("IMAGEFACTORY_MEETING");
+    const char *rank = meeting == NULL ? NULL : strstr(meeting, "\"rank\": ");
+    if (rank != NULL)
+        uuid[14] = (unsigned char)(uuid[14] + atoi(rank + strlen("\"rank\": ")));
 }
 
 CUresult cuDeviceGetUuid(unsigned char *uuid, int device)

@@ -10,7 +10,8 @@
     DIR/queue.json            the last snapshot of the queue
     DIR/faults                the machines that failed jobs, one on each line
     DIR/nodes/<node>/         kit.json, expectations.json and image, tasks (N I, one on each line), and
-                              N-RESTART/ for each run, N-done after the last
+                              N-RESTART/ for each run, N-done after the last. A job on several nodes of the
+                              cluster has machine-R and, but for the first, result-R of each
 
 All machines of the cluster share this directory. GPUs are requested by type, by features of nodes, or by
 excluding nodes, because Slurm cannot select by capability. Source: Slurm manual, sbatch(1), "Job Array
@@ -154,7 +155,8 @@ class SlurmNodeJob:
 class SlurmSweepJobs:
     """All jobs of a sweep. A job may wait `idle` seconds and is retried `retries` times.
 
-    `patterns` select machines. `at_once` limits the number of running jobs, 0 for no limit.
+    `patterns` select machines. `at_once` limits the number of running jobs, 0 for no limit. Each job has
+    `nodes_each` nodes of the cluster.
     """
 
     idle: int
@@ -162,6 +164,7 @@ class SlurmSweepJobs:
     jobs: Annotated[tuple[SlurmNodeJob, ...], MaxRows(MOST_NODES)]
     patterns: tuple[str, ...] = ()
     at_once: int = 0
+    nodes_each: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +229,7 @@ def jobs_of(sweep: SweepSpec) -> SlurmSweepJobs:
         ),
         patterns=sweep.patterns,
         at_once=sweep.at_once,
+        nodes_each=sweep.nodes_each,
     )
 
 
@@ -234,18 +238,20 @@ def batches_of(
     inventory: Inventory,
     faults: Sequence[NodeFault] = (),
     patterns: Sequence[str] = (),
+    nodes_each: int = 1,
 ) -> tuple[JobArray, ...]:
     """Return the arrays to submit. Jobs that request the same GPUs and memory share an array.
 
     These machines are excluded while others remain: machines not selected by the patterns, machines with
-    another driver than the preferred one, and machines that failed two nodes of the sweep (`faults`).
+    another driver than the preferred one, and machines that failed two nodes of the sweep (`faults`). Each
+    job needs `nodes_each` machines.
     """
     requests: dict[tuple[object, ...], JobArray] = {}
     groups: dict[tuple[JobArray, int], list[SlurmNodeJob]] = {}
     for job in jobs:
         key = (job.row, job.processor, job.first, job.only)
         if key not in requests:
-            requests[key] = _array_request(job, inventory, faults, patterns)
+            requests[key] = _array_request(job, inventory, faults, patterns, nodes_each)
         groups.setdefault((requests[key], job.memory), []).append(job)
     return tuple(
         replace(batch, jobs=tuple(group[start : start + MOST_TASKS]))
@@ -255,7 +261,11 @@ def batches_of(
 
 
 def _array_request(
-    job: SlurmNodeJob, inventory: Inventory, faults: Sequence[NodeFault], patterns: Sequence[str]
+    job: SlurmNodeJob,
+    inventory: Inventory,
+    faults: Sequence[NodeFault],
+    patterns: Sequence[str],
+    nodes_each: int,
 ) -> JobArray:
     """Return an array without tasks that requests what `job` needs.
 
@@ -272,6 +282,8 @@ def _array_request(
     allowed = [machine.name for machine in (oldest if job.only else selected)]
     known = {machine.name for machine in inventory.machines}  # sbatch rejects other names
     bad = [name for name in bad_machines(list(faults), allowed) if name in known]
+    if len({*allowed} - {*bad}) < nodes_each:
+        bad = []
     free = {machine.name for machine in fitting if any(fits(job, gpu) and gpu.free for gpu in machine.gpus)}
     preferred = [machine.name for machine in oldest if machine.name not in bad] if job.first else []
     first = preferred if free & {*preferred} else allowed
@@ -357,8 +369,9 @@ def format_batch(
         f"--output={LOG}/{number}-%a",
         "--open-mode=append",
         "--requeue",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={jobs.nodes_each}",
+        f"--ntasks={jobs.nodes_each}",
+        *(("--ntasks-per-node=1",) if jobs.nodes_each > 1 else ()),
         f"--mem={batch.jobs[0].memory}M",
         f"--time={max(1, -(-batch.seconds // 60))}",
         f"--deadline=now+{seconds}",

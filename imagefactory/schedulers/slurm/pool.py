@@ -146,7 +146,7 @@ class SlurmPool(SlurmSweepFiles):
             )
         last, fault = "", None
         faults = parse_faults(read(directory / FAULT_FILES, LARGEST_LOG))
-        batches = batches_of(due, self.inventory(now), faults, jobs.patterns)
+        batches = batches_of(due, self.inventory(now), faults, jobs.patterns, jobs.nodes_each)
         lanes: dict[int, tuple[str, int]] = {}
         for number, batch in enumerate(with_job_shares(batches, jobs.at_once), next_number(directory)):
             before, seconds = lanes.get(batch.lane, ("", 0)) if batch.share else ("", 0)

@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from imagefactory.schedulers.pool import (
     JobAttempt,
     JobEnding,
     JobLimits,
+    MachineFiles,
     NodeResult,
     NodeState,
     PoolGpu,
@@ -34,12 +36,12 @@ from imagefactory.schedulers.slurm.batch import LOG, QUEUE, ArraySubmission, rea
 from imagefactory.schedulers.slurm.nodes import capability_of
 from imagefactory.serialize import MaxRows
 from imagefactory.settings.choices import SLURM
-from imagefactory.trust.verdict import missing_evidence
+from imagefactory.trust.verdict import PASSES, missing_evidence
 from imagefactory.verify.kit.program import EVIDENCE, RESULT, RUN, read_report
 from imagefactory.verify.kit.start import EXIT_IMAGE, REPORT
 from imagefactory.verify.kits import ReturnedKit, parse_run, verify_returned_kit
 from imagefactory.verify.outcome import clean
-from imagefactory.verify.report import GpuReport
+from imagefactory.verify.report import NODES, GpuReport
 
 ALIVE = frozenset({
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING",
@@ -53,6 +55,8 @@ SQUEUE = "%K|%T|%r|%j|%Z"
 ANSWERS = (0, 2, 9)
 """Exit codes of a kit after which a job is not retried."""
 MAX_REASON = 300
+MOST_MACHINES = 64
+"""The most nodes of a job: those of `sweep start --nodes`."""
 HAS_RUN = "the suite has run"
 _STATES = {"TIMEOUT": TIME_LIMIT, "OUT_OF_MEMORY": MEMORY, "CANCELLED": REMOVED}
 _KIT_LINE = re.compile(r"imagefactory: (start|end) (.+)")
@@ -100,12 +104,13 @@ class QueueSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutput:
-    """The files of the last run of a task."""
+    """The files of the last run of a task. `machines` are those of a job on several, else empty."""
 
     run: bytes | None = None
     report: bytes | None = None
     evidence: bytes | None = None
     last_line: str = ""
+    machines: tuple[MachineFiles, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +175,24 @@ def _time(text: str) -> datetime:
 
 
 def parse_record(data: bytes, index: int) -> tuple[str, PoolGpu | None]:
-    """Return the node and the GPU that slurmctld assigned to a task, None if it assigned none or several."""
+    """Return the node and the GPU that slurmctld assigned to a task, None if it assigned none or several.
+
+    For a job on several nodes, these are all nodes, and the GPU of each if each has one of the same type.
+    """
     for line in data.decode("utf-8", "replace").splitlines():
-        node = _NODE.search(line)
-        if f" ArrayTaskId={index} " not in line or node is None:
+        nodes = _NODE.findall(line)
+        if f" ArrayTaskId={index} " not in line or not nodes:
             continue
-        gpus = [(name, number) for name, text in _GPUS.findall(node[2]) for number in _numbers(text)]
-        if len(gpus) != 1:
-            return clean(node[1]), None
-        name, number = gpus[0]
-        return clean(node[1]), PoolGpu(
-            id=f"{node[1]}/{number}",
+        names = ",".join(name for name, _ in nodes)
+        rows = [
+            [(name, number) for name, text in _GPUS.findall(gres) for number in _numbers(text)]
+            for _, gres in nodes
+        ]
+        if any(len(gpus) != 1 for gpus in rows) or len({gpus[0][0] for gpus in rows}) != 1:
+            return clean(names), None
+        name, number = rows[0][0]
+        return clean(names), PoolGpu(
+            id=f"{names}/{number}",
             uuid="",
             name=name,
             capability=capability_of(name),
@@ -268,11 +280,20 @@ def _task_status(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, st
     last, files = task.starts[-1], task.files
     if last.code is None:
         return _cut_off(task, limits)
+    for row in files.machines:  # those that only missed it were ended
+        with suppress(StatementError):
+            facts = parse_run(row.run, RUN) if row.run is not None else {}
+            if facts.get("outcome"):
+                reason = f"{row.machine}: {facts['reason']}"
+                return Outcome(facts["outcome"]), clean(reason), JobEnding.EXITED
     detail = f": {files.last_line}"[:MAX_REASON] if files.last_line else ""
-    if files.run is None and last.code == EXIT_IMAGE:
-        return Outcome.PULL_FAILED, f"{last.machine}{detail}", JobEnding.EXITED
-    if files.run is None:
-        reason = f"the suite was not started: exit code {last.code}{detail}"
+    culprits = [row.machine for row in files.machines if row.fault]
+    missing = culprits or [row.machine for row in files.machines if row.run is None]
+    if (files.run is None or missing) and last.code == EXIT_IMAGE:
+        return Outcome.PULL_FAILED, f"{', '.join(missing) or last.machine}{detail}", JobEnding.EXITED
+    if files.run is None or missing:
+        machines = f"{', '.join(missing)}: " if missing else ""
+        reason = f"{machines}the suite was not started: exit code {last.code}{detail}"
         return Outcome.INFRASTRUCTURE, reason, JobEnding.EXITED
     try:
         facts = parse_run(files.run, RUN)
@@ -287,7 +308,8 @@ def _cut_off(task: ArrayTask, limits: JobLimits) -> tuple[Outcome | None, str, J
     last = task.starts[-1]
     state = task.queued.state if task.queued and not task.alive else ""
     reason = last.why or _STATES.get(state, state)
-    location = f" on {last.machine}" if last.machine else ""
+    machines = [row.machine for row in task.files.machines if row.run is None] or [last.machine]
+    location = f" on {', '.join(machines)}" if machines[0] else ""
     if not reason and task.alive is not False:
         return None, f"running{location}", JobEnding.RUNNING
     if reason == TIME_LIMIT:
@@ -341,7 +363,12 @@ def read_node(directory: Path, name: str, limits: JobLimits) -> NodeState:
     if reason == HAS_RUN:
         files = task.files
         return NodeState(
-            result=result, settled=True, run=files.run, report=files.report, evidence=files.evidence
+            result=result,
+            settled=True,
+            run=files.run,
+            report=files.report,
+            evidence=files.evidence,
+            machines=files.machines,
         )
     settled = outcome not in (None, Outcome.NOT_TESTED, *RETRIED_OUTCOMES)
     return NodeState(result=result, settled=settled)
@@ -368,11 +395,31 @@ def _read_task(directory: Path, job_directory: Path, batch: int, index: int) -> 
 
 def _read_files(job_directory: Path) -> TaskOutput:
     lines = (read_report(job_directory, "out") or b"").decode("utf-8", "replace").strip().splitlines()
-    run, report, evidence = (
-        read_report(job_directory, f"{RESULT}/{name}") for name in (RUN, REPORT, EVIDENCE)
-    )
+    lines = [line for line in lines if not line.startswith("srun: ")]
+    run, report, evidence = _read_result(job_directory, RESULT)
     last_line = clean(lines[-1]) if lines else ""
-    return TaskOutput(run=run, report=report, evidence=evidence, last_line=last_line)
+    machines = []
+    for rank in range(MOST_MACHINES):
+        if (name := read_report(job_directory, f"machine-{rank}")) is not None:
+            files = _read_result(job_directory, f"{RESULT}-{rank}" if rank else RESULT)
+            machine = clean(name.decode("utf-8", "replace"))
+            machines.append(
+                MachineFiles(
+                    machine=machine,
+                    fault=(job_directory / f"fault-{rank}").exists(),
+                    run=files[0],
+                    report=files[1],
+                    evidence=files[2],
+                )
+            )
+    return TaskOutput(
+        run=run, report=report, evidence=evidence, last_line=last_line, machines=tuple(machines)
+    )
+
+
+def _read_result(job_directory: Path, name: str) -> tuple[bytes | None, bytes | None, bytes | None]:
+    run, report, evidence = (read_report(job_directory, f"{name}/{file}") for file in (RUN, REPORT, EVIDENCE))
+    return run, report, evidence
 
 
 def _attempts(directory: Path, job_directory: Path, batch: int, index: int) -> Iterator[JobAttempt]:
@@ -422,21 +469,19 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: N
     evidence of the GPU. Raises StatementError for an invalid run, or for a run of another kit or suite.
     """
     attempt = state.result.attempts[-1]
-    files = ReturnedKit(
-        kit=b"",
-        expectations=json.dumps(expectations).encode(),
-        suite=kit["suite"],
-        run=state.run or b"",
-        evidence=state.evidence,
-        report=state.report,
-    )
-    report = verify_returned_kit(files, kit, state.result.node, SLURM)
+    if expectations["level"] == NODES:
+        report = _report_of_nodes(kit, expectations, state)
+    else:
+        files = MachineFiles(
+            machine=attempt.machine, run=state.run, report=state.report, evidence=state.evidence
+        )
+        report = _report_of(kit, expectations, files, state.result.node)
     if report.hardware is not None:
         notes = (*report.hardware.notes, *_notes(attempt))
         report = replace(report, hardware=replace(report.hardware, notes=notes))
     if cause := disagreement(attempt, report):
         return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(cause))
-    if report.outcome is not Outcome.VERIFIED:
+    if report.outcome not in PASSES:
         return report
     gap = missing_evidence(report) if attempt.gpu else "Slurm does not show that the job had one GPU"
     if gap:
@@ -445,10 +490,62 @@ def job_report(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: N
     return report
 
 
+def _report_of(
+    kit: Mapping[str, Any], expectations: Mapping[str, Any], files: MachineFiles, node: str
+) -> GpuReport:
+    returned = ReturnedKit(
+        kit=b"",
+        expectations=json.dumps(expectations).encode(),
+        suite=kit["suite"],
+        run=files.run or b"",
+        evidence=files.evidence,
+        report=files.report,
+    )
+    return verify_returned_kit(returned, kit, node, SLURM)
+
+
+def _report_of_nodes(kit: Mapping[str, Any], expectations: Mapping[str, Any], state: NodeState) -> GpuReport:
+    """Return the report of the first machine, or of one on which it failed, with the GPU of each as a note.
+
+    A failure of the image (`apart`) comes first. Raises StatementError if not all machines returned a result.
+    """
+    count: int = expectations["nodes"]
+    if len(state.machines) != count:
+        problem = f"{len(state.machines)} of {count} nodes returned a result"
+        raise StatementError(
+            "sweep-machine-lost", problem, hint="start a new sweep: imagefactory sweep start"
+        )
+    reports = {
+        row.machine: _report_of(kit, expectations, row, f"{state.result.node}/{row.machine}")
+        for row in state.machines
+    }
+    failed = [name for name, report in reports.items() if report.outcome is not Outcome.TOGETHER]
+    failed.sort(key=lambda name: reports[name].outcome is not Outcome.APART)
+    name = failed[0] if failed else state.machines[0].machine
+    report, reason = reports[name], ""
+    notes, uuids = [], set()
+    for number, (machine, row) in enumerate(reports.items()):
+        if row.device and row.hardware:
+            uuids.add(row.device.uuid)
+            text = f"{machine} {row.device.uuid} {row.device.capability} {row.hardware.driver}"
+            notes.append((f"node-{number}", clean(text)))
+        gap = missing_evidence(row) or (
+            "" if row.gpus == count else f"it counted {row.gpus} of {count} nodes"
+        )
+        reason = reason or (gap and f"{machine}: {gap}")
+    if report.hardware:
+        report = replace(report, hardware=replace(report.hardware, notes=(*report.hardware.notes, *notes)))
+    if failed:
+        return replace(report, reason=clean(f"{name}: {report.reason}"))
+    if len(uuids) != count:
+        reason = reason or f"{count} nodes used {len(uuids)} GPUs"
+    return replace(report, outcome=Outcome.INFRASTRUCTURE, reason=clean(reason)) if reason else report
+
+
 def disagreement(attempt: JobAttempt, report: GpuReport) -> str:
     """Return how the machine or GPU of Slurm differs from that of the report, empty if they agree."""
     gpu, device = attempt.gpu, report.device
-    if attempt.slot and attempt.slot != attempt.machine:
+    if attempt.slot and report.level != NODES and attempt.slot != attempt.machine:
         return f"the job ran on {attempt.machine}, Slurm assigned {attempt.slot}"
     if gpu and device and gpu.capability not in ("", device.capability):
         assigned = f"Slurm assigned a GPU of type {gpu.name} ({gpu.capability})"

@@ -95,7 +95,7 @@ def main(folder: str, rank: str) -> int:
     try:
         with open(os.path.join(folder, JOB), encoding="utf-8") as file:
             job = json.load(file)
-        os.environ.update(nccl.MEETING)
+        os.environ.update({} if "meeting" in job else nccl.MEETING)
         worker: Any = importlib.import_module(f"{__package__}.frameworks.{job['framework']}_ranks")
         write_json(place, worker.run(job, int(rank), folder))
     except Exception as error:  # whatever an image's package raises

@@ -22,7 +22,7 @@ NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT = "no-kernel", "wrong-numbers", "
 INFRASTRUCTURE = "infrastructure"
 OUTCOMES = (NO_GPU, WRONG_GPU, DRIVER_TOO_OLD, NO_KERNEL, WRONG_NUMBERS, LOAD_FAILED, TIMEOUT, INFRASTRUCTURE)
 
-QUICK, FULL, SEVERAL, NODE = "quick", "full", "several", "node"
+QUICK, FULL, SEVERAL, NODE, NODES = "quick", "full", "several", "node", "nodes"
 
 # Part -> its checks, both in the order in which they run.
 PARTS = {
@@ -48,6 +48,8 @@ PARTS = {
     "profile": ("profile",),
     # All visible GPUs of one capability, a process for each.
     "several": ("gpus", "peer-to-peer", "all-reduce", "transport", "data-parallel"),
+    # A GPU of each node of a job.
+    "nodes": ("nodes",),
 }
 # Variables that the driver reads at start (CUDA C++ Programming Guide, "CUDA Environment Variables"). The
 # image's own settings of JIT_VARIABLES are removed from every part first. Loading is lazy in `ptx`, or a
@@ -73,9 +75,10 @@ LEVELS = {
     FULL: ("driver", "native", "ptx", "numbers", "jit", "portability", "profile"),
     SEVERAL: ("driver", "several"),
     NODE: ("driver", "numbers"),
+    NODES: ("driver", "nodes"),
 }
 # Seconds after which a part is ended, by level: several times those of a slow start, to end a hang.
-SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0, NODE: 40.0}
+SECONDS = {QUICK: 240.0, FULL: 420.0, SEVERAL: 420.0, NODE: 40.0, NODES: 900.0}
 
 CHECKS = tuple(check for checks in PARTS.values() for check in checks)
 
@@ -105,10 +108,10 @@ ROCM_NOT_APPLICABLE = {
     "library-versions": "cuDNN and NCCL are NVIDIA's",
     "portability": "the suite supports only ONNX Runtime for CUDA",
     "profile": "the emulation supports only NVIDIA GPUs",
-    **dict.fromkeys(PARTS["several"], "the suite knows NCCL, and ROCm has RCCL"),
+    **dict.fromkeys((*PARTS["several"], *PARTS["nodes"]), "the suite knows NCCL, and ROCm has RCCL"),
 }
 
-# The only framework of the parts `profile` and `several`, and why they do not apply to the others.
+# The only framework of the parts `profile`, `several` and `nodes`, and why they do not apply to the others.
 TORCH, NOT_SEVERAL = "torch", "on several GPUs the suite supports only PyTorch"
 NOT_PROFILED = "a GPU is profiled by PyTorch, for which it is emulated"
 
@@ -144,7 +147,7 @@ def not_applicable(framework: str, check: str, packages: Mapping[str, str]) -> s
         return reason
     if check == "profile" and framework != TORCH:
         return NOT_PROFILED
-    if check in PARTS["several"] and framework != TORCH:
+    if check in (*PARTS["several"], *PARTS["nodes"]) and framework != TORCH:
         return NOT_SEVERAL
     if check == "portability":
         return not_portable(framework, packages)

@@ -42,7 +42,9 @@ from .hardware import (
 from .start import (
     EXIT_TOOL,
     EXIT_USAGE,
+    MEETING,
     NODE,
+    NODES,
     REPORT,
     RUNNERS,
     EndedProcess,
@@ -196,6 +198,10 @@ def main(
             raise Stop(f"this kit was good until {kit.expires}: make a new one", EXIT_USAGE)
         if kit.machine not in ("", os.uname().machine):  # emulated runs prove nothing
             raise Stop(f"this kit is for {kit.machine}, and this machine is {os.uname().machine}", EXIT_USAGE)
+        if kit.level == NODES and MEETING not in environ:
+            raise Stop(
+                "this kit runs in a job on several nodes: imagefactory sweep start --nodes", EXIT_USAGE
+            )
         with _work(folder) as work:
             job = KitJob(
                 kit, options.runner, options.image, options.gpus, options.keep, environ, places, work

@@ -200,6 +200,8 @@ def say(text: str) -> None:
 RUNNERS = ("docker", "podman", "apptainer", "pyxis")
 NODE = "node"
 """The level of a kit that checks a node again and again. It never pulls its image."""
+NODES, MEETING = "nodes", "IMAGEFACTORY_MEETING"
+"""The level for several nodes of a job, and the variable by which they find each other in the suite."""
 
 SUITE_MOUNT, EXPECT_MOUNT, REPORT_MOUNT = (
     "/imagefactory/suite",
@@ -246,7 +248,10 @@ class Kit(NamedTuple):
     expires: str
 
 
-ALONE = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none")
+CONTAINED = ("--containall", "--cleanenv", "--no-home", "--no-eval")
+ALONE = (*CONTAINED, "--net", "--network", "none")
+FABRICS = ("infiniband", "cxi[0-9]*")
+"""Device nodes of InfiniBand and Slingshot in /dev, which --containall hides."""
 
 
 def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
@@ -291,16 +296,23 @@ def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int, for
     """Return the command line of apptainer.
 
     `image` is a file. /tmp in the image is on the disk, in `work`. `forward` is the directory of the image's
-    libcuda if programs must use it, empty for the machine's own.
+    libcuda if programs must use it, empty for the machine's own. On several nodes, the image has the network.
     """
+    contained = ALONE if kit.level != NODES else (*CONTAINED, *fabric_options())
     return [
-        *(program, "--silent", "exec", "--nv", *ALONE, "--pwd", "/", "--workdir", str(work / "scratch")),
+        *(program, "--silent", "exec", "--nv", *contained, "--pwd", "/", "--workdir", str(work / "scratch")),
         *(("--no-privs",) if uid == 0 else ()),
         *_mounts(work, "source", "destination", "ro"),
         image,
         *(("/bin/sh", "-c", FIRST, forward) if forward else ()),
         *kit.argv,
     ]
+
+
+def fabric_options(dev: str = "/dev") -> list[str]:
+    """Return the options for the device nodes of fast networks."""
+    devices = sorted(str(path) for name in FABRICS for path in Path(dev).glob(name))
+    return [word for path in devices for word in ("--bind", path)]
 
 
 def _mounts(work: Path, source: str, target: str, readonly: str) -> Iterator[str]:
@@ -507,7 +519,7 @@ class Apptainer:
     def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
         self.kit, self.keep = kit, keep
         self.environ = {name: value for name, value in environ.items() if PASSED.fullmatch(name)}
-        self.program, self.version = "apptainer", ""
+        self.program, self.version, self.meeting = "apptainer", "", environ.get(MEETING, "")
 
     def require(self) -> None:
         """Raise Stop if apptainer is missing."""
@@ -580,6 +592,8 @@ class Apptainer:
         inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
         if visible:
             inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
+        if self.kit.level == NODES:
+            inside[f"APPTAINERENV_{MEETING}"] = self.meeting
         privileges = ["--no-privs"] * (os.geteuid() == 0)
         probe = (self.program, "--silent", "exec", *ALONE, *privileges, image, *PROBE_GLIBC)
         check_glibc(driver_libraries(), probe, self.environ)
@@ -697,7 +711,9 @@ def choose_runner(
     """
     reasons = []
     for kind in (Docker, Podman, Apptainer, Pyxis):
-        if name == kind.name or (not name and kind is not Pyxis):
+        if kit.level == NODES and kind is not Apptainer:
+            reasons.append(f"{kind.name}: it runs no image on several nodes")
+        elif name == kind.name or (not name and kind is not Pyxis):
             runner: Docker | Apptainer | Pyxis = kind(kit, environ, keep=keep)
             try:
                 runner.require()

@@ -12,7 +12,7 @@ from imagefactory.gpu.capability import Capability
 from imagefactory.gpu.cells import CellEvidence, answer_cell
 from imagefactory.gpu.values import Cell, CellQuery, Compatibility
 from imagefactory.matrix.plan import Answerer, TargetStatus
-from imagefactory.model import Outcome
+from imagefactory.model import CheckResult, CheckState, Outcome
 from imagefactory.schedulers.cells import (
     CellRequest,
     SweepPlan,
@@ -25,6 +25,7 @@ from imagefactory.schedulers.cells import (
     within_budget,
 )
 from imagefactory.schedulers.pool import Inventory
+from imagefactory.suite.gpu import table
 from imagefactory.trust.verdict import Verdict, VerdictStatus, VerificationResult
 from tests.made.claims import TARGET, claim
 from tests.made.errors import fails
@@ -69,6 +70,26 @@ def test_an_image_for_cpus_is_left_out_of_a_sweep() -> None:
     assert [(one.target, one.rule) for one in made.skipped] == [("jax-0.10.2-cpu", "no-gpu")]
     with fails("rule-not-allowed", message="no-gpu"):
         check_allowed(["no-gpu"])
+
+
+def test_a_job_on_two_nodes_needs_two_and_a_verdict_of_its_own() -> None:
+    two = inventory(pool_gpu("8.0"), pool_gpu("8.0"), pool_gpu("7.0"))
+    one = replace(STAGE, verdicts=(verdict(),))
+    assert [row[1] for row in queued(plan(one, gpus=two))] == ["7.0"]
+    assert [row[1] for row in queued(plan(one, gpus=two, nodes_each=2))] == ["8.0"]
+    assert ("7.0", "no-match") in left(plan(one, gpus=two, nodes_each=2))
+    assert queued(plan(one, gpus=two, nodes_each=3)) == []
+
+    checks = tuple(
+        CheckResult(name=name, state=CheckState.PASSED, detail="", seconds=0.1, numbers=(("nodes", 2.0),))
+        for name in table.checks_of("nodes")
+    )
+    both = verdict(level="nodes", outcome=Outcome.TOGETHER, checks=checks)
+    stage = replace(STAGE, verdicts=(both,))
+    assert queued(plan(stage, gpus=two, nodes_each=2)) == []
+    assert [row[1] for row in queued(plan(stage, gpus=two))] == ["7.0", "8.0"]
+    three = inventory(*(pool_gpu("8.0") for _ in range(3)))
+    assert [row[1] for row in queued(plan(stage, gpus=three, nodes_each=3))] == ["8.0"]
 
 
 def test_an_image_for_amd_is_left_out_of_a_sweep() -> None:

@@ -9,11 +9,20 @@
 #
 # A fault of the machine is a line in `faults`: the job is queued again without the machines that failed it. One
 # on which two nodes failed runs no more of them, while another one of MACHINES is left.
+#
+# In a job on several nodes, srun starts this script once more on each, with STEP_OF=TRY. Each runs the kit, and the
+# first fault of one ends the others. Such a job is never queued again by this script.
 set -u
 batch=$1 node=nodes/$2 retries=$3 machines=${4:-} excluded=${5:-}
 restart=${SLURM_RESTART_COUNT:-0}
 try=$node/$batch-$restart
 job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+several=${SLURM_JOB_NUM_NODES:-1} rank='' result=result
+[ "$several" -gt 1 ] || several=
+if [ -n "${STEP_OF:-}" ]; then
+    try=$STEP_OF rank=$SLURM_NODEID
+    [ "$rank" = 0 ] || result=result-$rank
+fi
 
 say() { printf 'imagefactory: %s\n' "$*"; }
 
@@ -46,6 +55,16 @@ requeue() {
 # image that cannot be had. A GPU that is not there is one of the machine, and an answer where all others failed.
 finish() {
     local why='' avoid left tries
+    if [ -n "$rank" ]; then
+        case $1 in 0 | 9) ! grep -qs '"outcome": ""' "$try/$result/run.json" || exit 0 ;; esac
+        echo "$1" >"$try/fault-$rank"
+        exit "$1"
+    fi
+    if [ -n "$several" ]; then
+        say end "$1" "$(date +%s)" done
+        : >"$node/$batch-done"
+        exit 0
+    fi
     case $1 in
     0 | 9)
         grep -qs '"outcome": "\(no-gpu\|wrong-gpu\)"' "$try/result/run.json" "$try/result/report.json" &&
@@ -73,16 +92,40 @@ finish() {
     exit 0
 }
 
+# The kit on each node, which find each other by the first one's address and a port below those that Linux takes.
+on_nodes() {
+    local names first address code fault
+    names=$(scontrol show hostnames "$SLURM_JOB_NODELIST") first=$(printf '%s\n' "$names" | head -n 1)
+    address=$(scontrol --oneliner show node "$first" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
+    IMAGEFACTORY_NODES=$(printf '%s\n' "$names" | sed 's/.*/"&"/' | paste -sd ,)
+    IMAGEFACTORY_ADDRESS="\"address\": \"$address\", \"port\": $((10000 + SLURM_JOB_ID % 20000))"
+    export IMAGEFACTORY_NODES IMAGEFACTORY_ADDRESS STEP_OF=$try
+    srun --nodes="$several" --ntasks="$several" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+        bash task.sh "$batch" "${node#nodes/}" 0 >&4 2>&1
+    code=$?
+    # srun tells the highest code, and those that a fault has ended have one too.
+    for fault in "$try"/fault-*; do
+        [ ! -f "$fault" ] || code=$(cat "$fault")
+    done
+    finish "$code"
+}
+
 # Queued again after its end, by a person or for a node that went away meanwhile: it has its answer.
 [ ! -e "$node/$batch-done" ] || exit 0
 bad=$(failed_on | xargs)
-case " $bad " in
-*" $SLURMD_NODENAME "*) [ -z "$(others "$bad")" ] || requeue "$bad" ;;
-esac
-say start "$job" "$restart" "$SLURMD_NODENAME" "$(date +%s)"
-mkdir -p "$try" || exit 1
-scontrol show job --detail --oneliner "$SLURM_JOB_ID" >"$try/record"
-exec 3>&1 4>"$try/out"
+if [ -n "$rank" ]; then
+    echo "$SLURMD_NODENAME" >"$try/machine-$rank"
+    exec 3>&1 4>&1
+else
+    case " $bad " in
+    *" $SLURMD_NODENAME "*) [ -n "$several" ] || [ -z "$(others "$bad")" ] || requeue "$bad" ;;
+    esac
+    say start "$job" "$restart" "$SLURMD_NODENAME" "$(date +%s)"
+    mkdir -p "$try" || exit 1
+    scontrol show job --detail --oneliner "$SLURM_JOB_ID" >"$try/record"
+    exec 3>&1 4>"$try/out"
+    [ -z "$several" ] || on_nodes
+fi
 
 python=
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do
@@ -104,6 +147,7 @@ scratch=$(mktemp -d "${TMPDIR:-/tmp}/imagefactory-XXXXXX" 2>&4) || finish 6
 child=
 trap 'rm -rf "$scratch"' EXIT
 trap '[ -z "$child" ] || kill "$child"; wait; exit 143' TERM
+[ -z "$rank" ] || export IMAGEFACTORY_MEETING="{\"rank\": $rank, \"nodes\": [$IMAGEFACTORY_NODES], $IMAGEFACTORY_ADDRESS}"
 cp -R run.py kit suite "$node/kit.json" "$node/expectations.json" "$scratch" 2>&4 || finish 6
 "$python" -I -B "$scratch/run.py" --runner "$(cat runner)" --image "$image" >&4 2>&1 &
 child=$!
@@ -112,6 +156,6 @@ code=$?
 child=
 if [ -d "$scratch/result" ]; then
     # Whole or not at all: run.json tells that a result is there.
-    cp -R "$scratch/result" "$try/.result" 2>&4 && mv "$try/.result" "$try/result" 2>&4 || finish 6
+    cp -R "$scratch/result" "$try/.$result" 2>&4 && mv "$try/.$result" "$try/$result" 2>&4 || finish 6
 fi
 finish "$code"

@@ -23,6 +23,7 @@ FILES = {
     "portability": "portability",
     "profile": "profile",
     "several": "several",
+    "nodes": "several",
 }
 
 

@@ -1,12 +1,14 @@
 """Check that all GPUs of the image copy to each other, sum, and train like a single GPU.
 
-One process for each GPU computes (`ranks.py`). This file checks the results.
+One process for each GPU computes (`ranks.py`). This file checks the results. `check_nodes` sums over
+nodes, with a GPU of each: every node runs this suite, and its process meets those of the others.
 """
 
 from __future__ import annotations
 
 import glob
 import importlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -40,6 +42,10 @@ REASONS = {
     "NCCL_NET set by environment to Socket": "NCCL_NET is Socket",
 }
 VARIABLES = ("NCCL_NET_PLUGIN", "FI_PROVIDER", "UCX_TLS", "UCX_NET_DEVICES")
+# What task.sh tells each node of a job: its number, the names of all nodes, and where the first one listens.
+MEETING = "IMAGEFACTORY_MEETING"
+# Failures of an image on several nodes. Any other one may be that of a node or of the network between them.
+OF_IMAGES = (table.WRONG_NUMBERS, table.NO_KERNEL, table.DRIVER_TOO_OLD)
 MOST_PAIRS = 120
 """The number of pairs of sixteen GPUs. For more GPUs, a report contains only the slowest pair."""
 
@@ -174,6 +180,58 @@ def judge_transport(
         detail = f"NCCL uses {network} between nodes, not {faster}{why}"
         raise MeasuredFailure(detail, outcome=table.LOAD_FAILED, numbers=numbers)
     return Finding(f"NCCL uses {network} between nodes{why}", numbers)
+
+
+def check_nodes(context: GpuContext) -> Finding:
+    """Sum integers over a GPU of each node, by the host's network, and read which network NCCL used.
+
+    Every node must have the complete sum. Raises CheckFailure with the outcome `infrastructure` if a node
+    does not come, or if the processes lose each other: this is not the image's fault.
+    """
+    if MEETING not in os.environ:
+        raise CheckFailure("this job has no other nodes", outcome=table.INFRASTRUCTURE)
+    sizes = REHEARSED_SIZES if context.rehearsal else SIZES
+    job = {**job_of(context, "nodes"), "sizes": sizes, "device": dict(context.device)}
+    job.update(meeting=json.loads(os.environ[MEETING]), nonce=context.request.expected.nonce)
+    try:
+        (answer,) = ranks.run_ranks(job, 1)
+    except CheckFailure as failure:
+        outcome = failure.outcome if failure.outcome in OF_IMAGES else table.INFRASTRUCTURE
+        raise CheckFailure(failure.detail, outcome=outcome) from failure
+    return judge_nodes(answer, find_fabrics(), os.environ, worker(context), rehearsal=context.rehearsal)
+
+
+def judge_nodes(
+    answer: Mapping[str, Any],
+    fabrics: Mapping[str, tuple[list[str], list[str]]],
+    environ: Mapping[str, str],
+    worker: Any,
+    *,
+    rehearsal: bool,
+) -> Finding:
+    """Return the finding of one node: `hosts` have the GPU of each node, `sums` a digest for each size."""
+    hosts, numbers = answer["hosts"], {"nodes": float(len(answer["hosts"]))}
+    capabilities = sorted({host["device"].get("capability", "") for host in hosts})
+    if len(capabilities) != 1:
+        text = f"the nodes have GPUs of capability {', '.join(capabilities)}"
+        raise CheckFailure(text, outcome=table.WRONG_GPU)
+    if not rehearsal and len({host["device"]["uuid"] for host in hosts}) != len(hosts):
+        raise CheckFailure("two nodes used the same GPU", outcome=table.INFRASTRUCTURE)
+    wrong = []
+    for row in answer["sums"]:
+        if row["digest"] != worker.pattern_digest(range(len(hosts)), row["size"]):
+            wrong.append(f"{row['size']} bytes")
+        elif not rehearsal:
+            numbers[f"all-reduce-{row['size']}-s"] = row["seconds"]
+    names = ", ".join(f"{host['node']} ({host['device'].get('uuid', 'CPU')})" for host in hosts)
+    if wrong:
+        text = f"wrong sums over {names}: {', '.join(wrong)}"
+        raise MeasuredFailure(text, outcome=table.WRONG_NUMBERS, numbers=numbers)
+    summary = f"sums over {names} are exact, up to {answer['sums'][-1]['size']} bytes"
+    if rehearsal:
+        return Finding(f"{summary}, by gloo (rehearsed on the CPU)", numbers)
+    network = judge_transport(answer["log"], fabrics, environ)
+    return Finding(f"{summary}; {network.detail}", {**numbers, **network.numbers})
 
 
 def check_data_parallel(context: GpuContext) -> Finding:

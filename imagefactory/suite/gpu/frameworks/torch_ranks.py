@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import hashlib
 import importlib
 import itertools
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from ...context import CheckFailure
-from .. import reference
+from .. import reference, table
 
 REPEATS = 5
+# Seconds that a node waits for the others, which may pull the image first, and then for one operation.
+MEET_SECONDS, SUM_SECONDS = 600, 120
+PERIOD = 1021
+"""The length of the pattern that nodes sum, a prime."""
 
 # Of NCCL's log: its texts about networks, plug-ins and variables.
 LOG_MARKS = ("NET", "network", "plugin", "Plugin", "libibverbs", "set by environment")
@@ -34,11 +41,14 @@ def run(job: Job, rank: int, folder: str) -> Answer:
     """Return the answer of process `rank`. All processes meet in `folder`."""
     torch = importlib.import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
-    if job["what"] == "transport":
+    if job["what"] in ("transport", "nodes"):
         log = os.path.join(folder, f"nccl-{rank}.log")
         os.environ.update({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": log})
     if job["what"] == "copies":
         return {"copies": list(copies(torch, job))}
+    if job["what"] == "nodes":
+        hosts, sums = over_nodes(torch, job)
+        return {"hosts": hosts, "sums": sums, "log": read_log(log)}
     with grouped(torch, job, rank, folder) as distributed:
         if job["what"] == "all-reduce":
             return {"sums": [all_reduce(torch, distributed, job, rank, size) for size in job["sizes"]]}
@@ -144,6 +154,72 @@ def all_reduce(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> 
 def digest_of(sums: Any) -> str:
     """Return a digest that is equal for equal float32 numbers: the sign of zero is ignored."""
     return hashlib.sha256((sums.astype("float32") + 0.0).tobytes()).hexdigest()
+
+
+def over_nodes(torch: Any, job: Job) -> tuple[list[Answer], list[Answer]]:
+    """Return the node and GPU of each process, by rank, and the sums over them.
+
+    Raises CheckFailure for a node that does not come.
+    """
+    distributed: Any = importlib.import_module("torch.distributed")
+    meeting, patience = job["meeting"], timedelta(seconds=job.get("patience", MEET_SECONDS))
+    rank, nodes = meeting["rank"], meeting["nodes"]
+    if not job["rehearsal"]:
+        torch.cuda.set_device(0)
+    until = time.monotonic() + patience.total_seconds()
+    try:
+        place = meeting["address"], meeting["port"], len(nodes), rank == 0
+        store = distributed.TCPStore(*place, timeout=patience, wait_for_workers=False)
+    except RuntimeError as error:
+        text = f"node {nodes[0]} cannot be reached at {place[0]}:{place[1]}: {error}"
+        raise CheckFailure(text, outcome=table.INFRASTRUCTURE) from error
+    # Others on this network may reach the store, but do not know the nonce.
+    store = distributed.PrefixStore(job["nonce"], store)
+    store.set(f"host-{rank}", json.dumps({"node": nodes[rank], "device": job["device"]}))
+    hosts = []
+    for number, name in enumerate(nodes):
+        try:
+            store.wait([f"host-{number}"], timedelta(seconds=max(1.0, until - time.monotonic())))
+            hosts.append(json.loads(store.get(f"host-{number}")))
+        except RuntimeError as error:
+            text = f"node {name} did not come within {patience.total_seconds():.0f} s: {error}"
+            raise CheckFailure(text, outcome=table.INFRASTRUCTURE) from error
+    distributed.init_process_group(
+        "gloo" if job["rehearsal"] else "nccl",
+        store=store,
+        rank=rank,
+        world_size=len(nodes),
+        timeout=timedelta(seconds=SUM_SECONDS),
+    )
+    sums = [pattern_sum(torch, distributed, job, rank, size) for size in job["sizes"]]
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return hosts, sums
+
+
+def pattern_sum(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> Answer:
+    device = device_of(torch, job, 0)
+    tensor = torch.frombuffer(bytearray(pattern((rank,), size)), dtype=torch.float32).to(device)
+    distributed.all_reduce(tensor)
+    digest = hashlib.sha256(fetch(tensor, device).tobytes()).hexdigest()
+    zeros = torch.zeros_like(tensor)
+    _alive.extend((tensor, zeros))
+    return {
+        "size": size,
+        "digest": digest,
+        "seconds": timed(torch, (device,), partial(distributed.all_reduce, zeros)),
+    }
+
+
+def pattern(ranks: Iterable[int], size: int) -> bytes:
+    """Return `size` bytes of float32: the sum over `ranks` of integers from 1 on, exact in any order."""
+    rows = [[1.0 + (at * (rank + 1) + rank) % PERIOD for at in range(PERIOD)] for rank in ranks]
+    whole = array.array("f", map(sum, zip(*rows)))  # noqa: B905 - Python 3.9
+    return (whole.tobytes() * (size // (4 * PERIOD) + 1))[:size]
+
+
+def pattern_digest(ranks: Iterable[int], size: int) -> str:
+    return hashlib.sha256(pattern(ranks, size)).hexdigest()
 
 
 def train(torch: Any, job: Job, rank: int) -> Answer:

@@ -12,7 +12,15 @@ import pytest
 
 from imagefactory.errors import StatementError
 from imagefactory.model import Outcome
-from imagefactory.schedulers.pool import JobAttempt, JobEnding, JobLimits, NodeResult, NodeState, PoolGpu
+from imagefactory.schedulers.pool import (
+    JobAttempt,
+    JobEnding,
+    JobLimits,
+    MachineFiles,
+    NodeResult,
+    NodeState,
+    PoolGpu,
+)
 from imagefactory.schedulers.slurm.batch import LOG, QUEUE, TASKS, ArraySubmission, write_row
 from imagefactory.schedulers.slurm.results import (
     HAS_RUN,
@@ -34,7 +42,8 @@ from imagefactory.schedulers.slurm.results import (
     submit_directories,
 )
 from imagefactory.settings.choices import SLURM
-from imagefactory.trust.verdict import sign
+from imagefactory.trust.claims import multi_gpu_capabilities, verified_claims
+from imagefactory.trust.verdict import VerdictStatus, VerificationResult, nodes_of, sign, signable
 from imagefactory.verify.report import GpuReport
 from tests.made.errors import fails
 from tests.made.kit import ASKED, SUBJECT
@@ -419,3 +428,144 @@ def test_without_the_machines_word_it_is_no_run() -> None:
     other = "GPU-99999999-2222-3333-4444-555555555555"
     told = {**seen(), "known": [other], "gpus": [{**seen()["gpus"][0], "uuid": other}]}
     assert judged(evidence=json.dumps(told).encode()).outcome is not Outcome.VERIFIED
+
+
+# --- a job on two nodes ---------------------------------------------------------------------------
+
+OTHER = UUID[:-1] + ("1" if UUID[-1] != "1" else "2")
+OF_TWO = {**ASKED, "framework": "torch", "level": "nodes", "nodes": 2, "capability": "8.0"}
+BOTH = replace(GIVEN, id="a[1-2]/0")
+
+
+def on_node(name: str, uuid: str = UUID, run: bytes | None = run_json(), **changes: Any) -> MachineFiles:
+    """A node on which all checks passed, or with `failed`, the outcome of the last."""
+    failed = changes.pop("failed", "")
+    report = suite_report(OF_TWO)
+    report["device"]["uuid"] = uuid
+    for row in report["checks"]:
+        row["numbers"] = {"nodes": 2.0, "elements": 1.0}
+    if failed:
+        report["checks"][-1].update(state="failed", outcome=failed)
+    gpu = {**seen()["gpus"][0], "uuid": uuid}
+    return MachineFiles(
+        machine=name,
+        run=run,
+        report=json.dumps({**report, **changes}).encode() if run else None,
+        evidence=json.dumps({**seen(), "gpus": [gpu], "known": [uuid]}).encode() if run else None,
+    )
+
+
+def judged_nodes(*machines: MachineFiles, gpu: PoolGpu | None = BOTH) -> GpuReport:
+    attempt = JobAttempt(
+        job="12_3",
+        ending=JobEnding.EXITED,
+        code=0,
+        text="",
+        machine="a1",
+        slot="a[1-2]",
+        gpu=gpu,
+        submitted=WHEN,
+        started=WHEN,
+        ended=WHEN,
+    )
+    result = NodeResult(node="tiny", outcome=None, reason="", attempts=(attempt,))
+    return job_report(KIT, OF_TWO, NodeState(result=result, run=machines[0].run, machines=machines))
+
+
+def test_two_nodes_are_signed_with_the_gpu_of_each_and_prove_nothing_of_one() -> None:
+    report = judged_nodes(on_node("a1"), on_node("a2", OTHER))
+    assert (report.outcome, report.level, report.gpus) == (Outcome.TOGETHER, "nodes", 2)
+    assert nodes_of(report) == {UUID: "a1", OTHER: "a2"}
+    verdict = sign(report, LAB, now=WHEN, days=9).verdict
+    assert verdict.report == report
+    good = VerificationResult(digest="", standing=VerdictStatus.GOOD, why="", verdict=verdict)
+    assert (dict(verified_claims([good])), multi_gpu_capabilities([good], 2), good.proves) == ({}, (), False)
+
+
+@pytest.mark.parametrize(
+    ("machines", "outcome", "said"),
+    [
+        ((on_node("a1"), on_node("a2")), Outcome.INFRASTRUCTURE, "2 nodes used 1 GPUs"),
+        ((on_node("a1", failed="infrastructure"), on_node("a2", OTHER)), Outcome.INFRASTRUCTURE, "a1: "),
+        (
+            (on_node("a1", failed="infrastructure"), on_node("a2", OTHER, failed="wrong-numbers")),
+            Outcome.APART,
+            "a2: ",
+        ),
+        ((on_node("a1"), on_node("a2", OTHER, running="nodes", checks=[])), Outcome.INFRASTRUCTURE, "a2: "),
+        (
+            (on_node("a1"), on_node("a2", OTHER, run_json(timed_out=True, returncode=137))),
+            Outcome.TIMEOUT,
+            "a2: ",
+        ),
+    ],
+)
+def test_a_node_that_failed(machines: tuple[MachineFiles, ...], outcome: Outcome, said: str) -> None:
+    report = judged_nodes(*machines)
+    assert (report.outcome, report.reason[: len(said)]) == (outcome, said)
+    assert signable(report) == (outcome is Outcome.APART)
+    if outcome is Outcome.APART:
+        assert sign(report, LAB, now=WHEN, days=9).verdict.report == report
+
+
+def test_all_nodes_of_the_kit_must_return_a_result_and_slurm_must_know_them() -> None:
+    with fails("sweep-machine-lost"):
+        judged_nodes(on_node("a1"))
+    assert judged_nodes(on_node("a1"), on_node("a2", OTHER), gpu=None).outcome is Outcome.NOT_TESTED
+
+
+@pytest.mark.parametrize(
+    ("machines", "code", "outcome", "said"),
+    [
+        (
+            (on_node("a1"), on_node("a2", run=run_json(outcome="no-gpu", reason="no driver"))),
+            9,
+            Outcome.NO_GPU,
+            "a2: no driver",
+        ),
+        ((on_node("a1"), on_node("a2", run=None)), 143, Outcome.INFRASTRUCTURE, "a2: the suite was not"),
+        (
+            (on_node("a1", run=None), replace(on_node("a2", run=None), fault=True)),
+            6,
+            Outcome.INFRASTRUCTURE,
+            "a2: the suite was not",
+        ),
+        (
+            (on_node("a1", run=None), replace(on_node("a2", run=None), fault=True)),
+            8,
+            Outcome.PULL_FAILED,
+            "a2",
+        ),
+        ((on_node("a1"), on_node("a2", OTHER)), 0, None, HAS_RUN),
+    ],
+)
+def test_the_node_that_ended_a_job_is_named(
+    machines: tuple[MachineFiles, ...], code: int, outcome: Outcome | None, said: str
+) -> None:
+    files = TaskOutput(run=machines[0].run, machines=machines)
+    found = word(starts=(start(code=code),), files=files)
+    assert (found[0], found[1][: len(said)]) == (outcome, said)
+
+
+def test_a_node_that_hangs_until_the_job_ends_is_named() -> None:
+    files = TaskOutput(run=run_json(), machines=(on_node("a1"), on_node("a2", run=None)))
+    outcome, reason, _ = word(starts=(start(code=None, why=TIME_LIMIT),), files=files)
+    assert outcome is Outcome.TIMEOUT
+    assert " on a2:" in reason
+
+
+@pytest.mark.parametrize(
+    ("gres", "found"),
+    [
+        ("Nodes=h[1-2] CPU_IDs=0 Mem=100 GRES=gpu:h100:1(IDX:0)", "h[1-2]/0"),
+        (
+            "Nodes=h1 CPU_IDs=0 Mem=1 GRES=gpu:h100:1(IDX:0) "
+            "  Nodes=h2 CPU_IDs=0 Mem=1 GRES=gpu:h100:1(IDX:3)",
+            "h1,h2/0",
+        ),
+        ("Nodes=h1 CPU_IDs=0 Mem=1 GRES=gpu:h100:1(IDX:0)   Nodes=h2 CPU_IDs=0 Mem=1 GRES=", ""),
+    ],
+)
+def test_the_record_of_two_nodes(gres: str, found: str) -> None:
+    _, gpu = parse_record(f"JobId=1 ArrayTaskId=0 JobName=x   {gres} MinCPUsNode=1\n".encode(), 0)
+    assert (gpu.id if gpu else "") == found

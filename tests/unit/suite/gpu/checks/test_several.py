@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,3 +282,122 @@ def test_the_log_of_a_rank_is_read_by_its_marks(tmp_path: Path) -> None:
         f"n1:7:7 [0] NCCL {SOCKETS[0]}\nn1:7:7 [0] NCCL INFO Channel 00/02 : 0 1\nno line of it\n"
     )
     assert torch_ranks.read_log(str(path)) == [SOCKETS[0]]
+
+
+# --- a GPU of each of two nodes ------------------------------------------------------------------
+
+MEETING = {"rank": 0, "nodes": ["h1", "h2"], "address": "127.0.0.1", "port": 1}
+
+
+def nodes_context(**changes: Any) -> GpuContext:
+    return replace(
+        make_context(),
+        request=parse_request(json.dumps(make_expectations(level="nodes", **changes))),
+        device={"capability": "8.0", "uuid": A},
+    )
+
+
+def answer_of(*digests: str, uuids: tuple[str, str] = (A, B), other: str = "8.0") -> dict[str, Any]:
+    capabilities = ("8.0", other)
+    hosts = [
+        {"node": name, "device": {"uuid": uuid, "capability": capability}}
+        for name, uuid, capability in zip(MEETING["nodes"], uuids, capabilities, strict=True)  # type: ignore[call-overload]
+    ]
+    sums = [
+        {"size": size, "digest": digest, "seconds": 0.5}
+        for size, digest in zip(several.SIZES[:2], digests, strict=True)
+    ]
+    return {"hosts": hosts, "sums": sums, "log": ["Using network Socket"]}
+
+
+RIGHT = tuple(torch_ranks.pattern_digest(range(2), size) for size in several.SIZES[:2])
+
+
+def judge(answer: dict[str, Any], fabrics: Any = {}) -> Any:  # noqa: B006 - never changed
+    return several.judge_nodes(answer, fabrics, {}, torch_ranks, rehearsal=False)
+
+
+def test_the_sum_over_nodes_names_each_gpu() -> None:
+    assert RIGHT[0] != torch_ranks.pattern_digest((0,), several.SIZES[0])
+    finding = judge(answer_of(*RIGHT))
+    assert f"h1 ({A}), h2 ({B})" in finding.detail
+    assert (finding.numbers["nodes"], finding.numbers["sockets"]) == (2, 1)
+    assert finding.numbers["all-reduce-1024-s"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "fabrics", "outcome"),
+    [
+        (answer_of(RIGHT[0], RIGHT[0]), {}, "wrong-numbers"),
+        (answer_of(*RIGHT, uuids=(A, A)), {}, "infrastructure"),
+        (answer_of(*RIGHT, other="9.0"), {}, "wrong-gpu"),
+        (answer_of(*RIGHT), {"InfiniBand": (["mlx5_0"], ["/dev/infiniband/uverbs0"])}, "load-failed"),
+    ],
+)
+def test_nodes_that_do_not_sum_as_one(answer: dict[str, Any], fabrics: Any, outcome: str) -> None:
+    with pytest.raises(CheckFailure) as caught:
+        judge(answer, fabrics)
+    assert caught.value.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "becomes"),
+    [
+        ("load-failed", "infrastructure"),
+        ("timeout", "infrastructure"),
+        ("infrastructure", "infrastructure"),
+        ("no-kernel", "no-kernel"),
+        ("driver-too-old", "driver-too-old"),
+    ],
+)
+def test_a_node_that_is_lost_is_not_the_images_fault(
+    monkeypatch: pytest.MonkeyPatch, outcome: str, becomes: str
+) -> None:
+    def lose(job: Any, count: int) -> Any:
+        assert (job["meeting"], count) == (MEETING, 1)
+        raise CheckFailure("Connection closed by peer", outcome=outcome)
+
+    monkeypatch.setattr(ranks, "run_ranks", lose)
+    monkeypatch.setenv(several.MEETING, json.dumps(MEETING))
+    with pytest.raises(CheckFailure) as caught:
+        several.check_nodes(nodes_context())
+    assert caught.value.outcome == becomes
+    monkeypatch.delenv(several.MEETING)
+    with pytest.raises(CheckFailure) as caught:
+        several.check_nodes(nodes_context())
+    assert caught.value.outcome == "infrastructure"
+
+
+class Store:
+    """A store to which the second node never comes."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+    def get(self, name: str) -> str:
+        return self.values[name]
+
+    def wait(self, names: list[str], _: Any) -> None:
+        if names[0] not in self.values:
+            raise RuntimeError("Socket Timeout")
+
+
+@pytest.mark.parametrize(("reached", "name"), [(True, "h2"), (False, "h1")])
+def test_a_node_that_does_not_come_is_named(
+    monkeypatch: pytest.MonkeyPatch, reached: bool, name: str
+) -> None:
+    def connect(*_: Any, **__: Any) -> Store:
+        if not reached:
+            raise RuntimeError("connection refused")
+        return Store()
+
+    distributed = SimpleNamespace(TCPStore=connect, PrefixStore=lambda _, store: store)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)  # type: ignore[arg-type]
+    job = {"meeting": MEETING, "rehearsal": True, "nonce": "5eed", "device": {}, "sizes": ()}
+    with pytest.raises(CheckFailure) as caught:
+        torch_ranks.over_nodes(None, job)
+    assert caught.value.outcome == "infrastructure"
+    assert f"node {name} " in caught.value.detail
