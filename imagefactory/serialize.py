@@ -316,10 +316,10 @@ def _text_parser(notes: tuple[Any, ...]) -> Callable[[object], str]:
     form = _codec_of(Pattern, notes, None)
     if form is None:
         return _parse_line
-    pattern, empty = form.pattern, form.empty
+    matches, empty = form.pattern.fullmatch, form.empty
 
     def parse(value: object) -> str:
-        if not isinstance(value, str) or not (pattern.fullmatch(value) or (empty and not value)):
+        if not isinstance(value, str) or not (matches(value) or (empty and not value)):
             raise _InvalidValueError("the value has an invalid format")
         return value
 
@@ -391,7 +391,7 @@ def _object_codec(codecs: Mapping[str, _Codec], make: Callable[..., Any]) -> _Co
         except _InvalidValueError as found:
             found.path.append(f".{name}")
             raise
-        return make(**fields)
+        return fields if make is dict else make(**fields)
 
     return _Codec(
         lambda value: {name: codec.format(getattr(value, name)) for name, codec in codecs.items()}, parse

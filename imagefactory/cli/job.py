@@ -248,7 +248,6 @@ def write(
     from imagefactory.actions.centers import centers_of, find_center_image, read_centers
     from imagefactory.jobs.make import check_files, resolve_job, save_files, write_job
     from imagefactory.jobs.offer import classifier_for, find_available_gpus, format_available, index_machines
-    from imagefactory.jobs.slurm import format_reach
     from imagefactory.jobs.spec import resource_request
     from imagefactory.trust.offers import find_offer
 
@@ -278,7 +277,11 @@ def write(
         print_json(_job_json(job, files, pool, catalog_json(entry.center, catalog)))
     else:
         reach = format_available(places, nodes, now) if nodes else ""
-        _print_files(job, files, format_reach(job) if job.site.batch == SLURM else reach)
+        if job.site.batch == SLURM:
+            from imagefactory.jobs.slurm import format_reach
+
+            reach = format_reach(job)
+        _print_files(job, files, reach)
 
 
 def _job_parameters(center: JoinedCenter, name: str, options: JobOptions) -> JobParameters:

@@ -29,7 +29,6 @@ from imagefactory.jobs.offer import (
     expected_grounds,
     forms_of,
 )
-from imagefactory.jobs.slurm import write_slurm
 from imagefactory.jobs.spec import JobParameters, JobSpec, run_directory
 from imagefactory.progress import Progress
 from imagefactory.schedulers.pool import ImageKind
@@ -174,6 +173,8 @@ def _not_verified(
 def write_job(spec: JobSpec) -> dict[str, str]:
     """Return the texts of the files by name, the job first. Pure. Raises the errors of the writers."""
     if spec.site.batch == SLURM:
+        from imagefactory.jobs.slurm import write_slurm
+
         return write_slurm(spec)
     return write_kubernetes(spec) if spec.site.batch == KUBERNETES else write_htcondor(spec)
 

@@ -44,6 +44,7 @@ WORKERS = {
     "imagefactory.build.base.make",
     "imagefactory.build.conda_install",
     "imagefactory.build.sif",
+    "imagefactory.jobs.slurm",
     "imagefactory.lock.conda.locker",
     "imagefactory.lock.conda.own_tool",
     "imagefactory.lock.download",

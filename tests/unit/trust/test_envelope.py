@@ -18,6 +18,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from imagefactory.errors import StatementError
+from imagefactory.trust import envelope
 from imagefactory.trust.envelope import format_json, parse_envelope
 from imagefactory.trust.judgement import verify_verdict
 from imagefactory.trust.verdict import (
@@ -68,6 +69,23 @@ def judge(data: bytes) -> VerificationResult:
 
 def test_the_original_is_good() -> None:
     assert judge(SIGNED.envelope).proves
+
+
+@pytest.mark.parametrize("is_signed", [envelope.is_signed_by, envelope._is_signed_without_cryptography])
+def test_a_signature_is_of_one_key_over_these_bytes(is_signed: Callable[..., bool]) -> None:
+    good = parse_envelope(SIGNED.envelope, "x")
+    assert is_signed(good, LAB.keyid, LAB.public)
+    for changed in (
+        replace(good, payload=good.payload + b" "),
+        replace(good, payload_type=good.payload_type + "+x"),
+        replace(good, signature=bytes(64)),
+        replace(good, signature=b""),
+        replace(good, signature=parse_envelope(OTHER.envelope, "x").signature),
+    ):
+        assert not is_signed(changed, LAB.keyid, LAB.public)
+    assert not is_signed(good, STRANGER.keyid, LAB.public)
+    assert not is_signed(good, LAB.keyid, STRANGER.public)
+    assert not is_signed(good, LAB.keyid, LAB.public[:-1])
     assert VALIDATOR.is_valid(STATEMENT)
     assert judge(sealed(format_json(STATEMENT))).proves  # signed anew, the same bytes
 
