@@ -233,7 +233,7 @@ class _LayerNames:
             above, here = self._folder(parts[:-1], entry.name)
             if above and (*above, name) == parts:
                 if len(self._recent) >= RECENT_LIMIT:
-                    pass
+                    self._recent.clear()
                 self._recent[directory] = above, here
             name = parts[-1]
         entry.parts = (*above, name)

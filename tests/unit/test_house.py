@@ -25,7 +25,17 @@ EXTRAS = {"classad2", "conda_lock", "cryptography", "docker", "htcondor2", "inst
     *("pypi_attestations", "rattler", "rich", "sigstore", "spython", "tomlkit", "uv", "zstandard"),
 }
 # What it brings, and what quick commands do not wait for: up to a tenth of a second each.
-SLOW = {"certifi", "http", "importlib.metadata", "requests", "securesystemslib", "ssl", "tenacity", "urllib3"}
+SLOW = {
+    "certifi",
+    "http",
+    "importlib.metadata",
+    "packaging.requirements",
+    "requests",
+    "securesystemslib",
+    "ssl",
+    "tenacity",
+    "urllib3",
+}
 # What builds, fetches or explains. What finds images imports it when there is something to do.
 WORKERS = {
     "imagefactory.actions.catalog",

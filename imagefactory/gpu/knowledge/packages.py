@@ -7,9 +7,8 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -19,6 +18,9 @@ from imagefactory.gpu.knowledge.tables import covers, numbers, read_table
 from imagefactory.gpu.knowledge.toolkits import compilers_of, run_time_compilers
 from imagefactory.gpu.values import ROCM, GpuLibrary, InstalledPackage, ModuleCount, ScanResult
 from imagefactory.versions import natural
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,8 @@ def parse_bound(
     *, package: str, versions: str, needs: str, source: str, add: bool = False, python: str = ""
 ) -> DependencyBound:
     """Return a row of bounds.toml. Raises ValueError if it is invalid."""
+    from packaging.requirements import Requirement
+
     needed = Requirement(needs)
     if package != canonicalize_name(package) or needed.name != canonicalize_name(needed.name):
         raise ValueError(f"'{package}' or '{needed.name}' is not a normalized name")

@@ -33,6 +33,7 @@ _VERSION = r"[A-Za-z0-9][A-Za-z0-9._+!]{0,99}"
 _BUILD = r"[A-Za-z0-9_][A-Za-z0-9._+]{0,127}"
 _FILE = r"[A-Za-z0-9_][A-Za-z0-9._+!%-]{0,250}\.(?:conda|tar\.bz2)"
 _SYSTEM = r"__[a-z0-9_]{1,30}=[A-Za-z0-9][A-Za-z0-9._]{0,30}"
+_SIZE = rf"{_FILE} [1-9][0-9]{{0,14}}"
 _KEY = "    imagefactory."
 _YAML_KEYWORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
@@ -175,7 +176,8 @@ def _scalar(text: str) -> str:
 
 def pip_digest(text: str) -> str:
     """Return the sha256 of the requirements file that belongs to a lock, empty for none."""
-    match = re.search(rf"^{re.escape(_KEY)}pip: '?([0-9a-f]{{64}})'?$", text, re.MULTILINE)
+    # Without `^`, which is tried at every character of 100 KB.
+    match = re.search(rf"\n{re.escape(_KEY)}pip: '?([0-9a-f]{{64}})'?(?:\n|\Z)", text)
     return match[1] if match else ""
 
 
@@ -338,7 +340,7 @@ def _read_lock(reader: _LockReader) -> Lock:
 def _read_sizes(reader: _LockReader) -> dict[str, int]:
     reader.expect(f"{_KEY}sizes: |")
     sizes: dict[str, int] = {}
-    while (row := reader.maybe("      ", rf"{_FILE} [1-9][0-9]{{0,14}}")) is not None:
+    while (row := reader.maybe("      ", _SIZE)) is not None:
         name, _, size = row.partition(" ")
         sizes[name] = int(size)
         if len(sizes) > MAX_PACKAGES:
@@ -356,8 +358,9 @@ def _read_package(
     platform, channels = location
     start, lines = reader.at, reader.lines
     end = next((i for i in range(start + 1, len(lines) - 1) if lines[i].startswith("- ")), len(lines) - 1)
+    text = "\n".join(lines[start:end])
     try:
-        package = _parse_package("\n".join(lines[start:end]), platform)
+        package = _parse_package(text, platform)
     except _MalformedError as error:
         _check_order(reader, before, reader.value("- name: ", _NAME), start)
         raise reader.fault(str(error), start + error.index) from None
@@ -368,7 +371,12 @@ def _read_package(
     if package.filename not in sizes:
         raise reader.fault(f"{package.filename} has no size in 'imagefactory.sizes'", url_line)
     reader.at = end
-    return replace(package, size=sizes[package.filename])
+    return _sized_package(text, platform, sizes[package.filename])
+
+
+@lru_cache(maxsize=4096)
+def _sized_package(text: str, platform: str, size: int) -> LockedCondaPackage:
+    return replace(_parse_package(text, platform), size=size)
 
 
 def _check_order(reader: _LockReader, before: Sequence[LockedCondaPackage], name: str, index: int) -> None:

@@ -229,6 +229,7 @@ def _parse_wheel(pair: list[str], index: int, fault: Any) -> tuple[LockedWheel, 
     return wheel, origin, first[4] or ""
 
 
+@lru_cache(maxsize=4096)  # targets share most of their wheels
 def misfit(wheel: LockedWheel, python: str, platform: str) -> str:
     """Return why a wheel's file name does not fit its pin, Python and platform; empty if it does."""
     try:
