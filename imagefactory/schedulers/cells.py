@@ -229,7 +229,7 @@ def within_budget(plan: SweepPlan, request: CellRequest, seconds: float, day: da
     chosen: set[int] = set()
     budget = request.gpu_hours * 3600.0
     for cell in sorted(plan.cells, key=turn):
-        cost = last_seconds(cell) or seconds
+        cost = (last_seconds(cell) or seconds) * request.nodes_each
         if chosen and cost > budget:
             break
         chosen.add(id(cell))

@@ -356,7 +356,9 @@ def _check_outcome(
     locked = {name: text.partition(" ")[0] for name, text in run.asked["conda"].items()}
     excused = table.not_applicable(framework, name, {**locked, **run.asked["packages"]})
     if state is CheckState.FAILED:
-        return check, Outcome(row.outcome or table.LOAD_FAILED)
+        # On several nodes, only a check that has measured something failed by itself.
+        crashed = name == NODES and row.outcome in ("", table.LOAD_FAILED) and not check.numbers
+        return check, _crash(run) if crashed else Outcome(row.outcome or table.LOAD_FAILED)
     if state is CheckState.NOT_APPLICABLE and not excused:
         return _failed(check, "claims not to apply, but it does"), Outcome.LOAD_FAILED
     if state is CheckState.PASSED and name in MEASURED and not check.numbers:

@@ -27,6 +27,20 @@ sys.exit(importlib.import_module(package + ".gpu.part").main("portability", *sys
 """
 
 
+TWO_NODES = """\
+import json, os, subprocess, sys
+
+parts = []
+for rank in range(2):
+    meeting = {"rank": rank, "nodes": ["h1", "h2"], "address": "127.0.0.1", "port": 29999}
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "IMAGEFACTORY_MEETING": json.dumps(meeting)}
+    files = "/out/expectations.json", f"/out/nodes-{rank}.json"
+    argv = [sys.executable, "-I", "-B", "/suite/verify.py", "--part", "nodes", *files]
+    parts.append(subprocess.Popen(argv, env=environ))
+sys.exit(max(part.wait() for part in parts))
+"""
+
+
 def assert_numbers(factory: Factory, target: str, framework: str, folder: Path) -> None:
     """`framework` is a file of the suite's; `folder` was given to `rehearsal.prepare`."""
     rows = {
@@ -65,6 +79,16 @@ def assert_several(factory: Factory, target: str, folder: Path) -> None:
         "data-parallel": "passed",
     }
     assert all("rehearsed on the CPU" in row["detail"] for row in rows.values())
+
+
+def assert_nodes(factory: Factory, target: str, folder: Path) -> None:
+    """Two processes in one image stand in for two nodes."""
+    (folder / "out/nodes.py").write_text(TWO_NODES)
+    said = rehearsal.run_inside(factory, target, folder, "python", "-I", "-B", "/out/nodes.py")
+    for rank in range(2):
+        row = rehearsal.rows_of(folder / f"out/nodes-{rank}.json")["nodes"]
+        assert (row["state"], row["numbers"]["nodes"]) == ("passed", 2), said
+        assert "h1 (CPU), h2 (CPU) are exact" in row["detail"]
 
 
 def assert_profile(factory: Factory, target: str, folder: Path) -> None:

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import pairs, rehearsal
-from tests.e2e.numbers import assert_numbers, assert_portable, assert_profile, assert_several
+from tests.e2e.numbers import (
+    assert_nodes,
+    assert_numbers,
+    assert_portable,
+    assert_profile,
+    assert_several,
+)
 from tests.e2e.portable_page import EXPORTING, assert_same, follow_page, own_root
 from tests.e2e.training import assert_emulated
 from tests.services.factory import Factory
@@ -65,6 +71,7 @@ def test_the_newest_target_passes_its_smoke_test(built: str, factory: Factory, t
     assert_emulated(factory, built, tmp_path / "out")
     assert_profile(factory, built, tmp_path)
     assert_several(factory, built, tmp_path)
+    assert_nodes(factory, built, tmp_path)
     assert_portable(factory, built, tmp_path)
     follow_page(own_root(factory, tmp_path), built)
     pairs.compare(factory, built, tmp_path)

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 
 from tests.e2e import pairs, rehearsal
-from tests.e2e.numbers import assert_numbers, assert_portable, assert_profile, assert_several
+from tests.e2e.numbers import (
+    assert_nodes,
+    assert_numbers,
+    assert_portable,
+    assert_profile,
+    assert_several,
+)
 from tests.e2e.portable_page import follow_page, own_root
 from tests.e2e.training import assert_emulated, assert_two
 from tests.services.factory import TINY_RECIPE, Factory, copy_store
@@ -126,6 +132,7 @@ def test_its_pytorch_computes_and_trains_as_it_should(
     assert_numbers(factory, MAIN, "torch", tmp_path)
     assert_profile(factory, MAIN, tmp_path)
     assert_several(factory, MAIN, tmp_path)
+    assert_nodes(factory, MAIN, tmp_path)
     pairs.compare(factory, MAIN, tmp_path)
 
 

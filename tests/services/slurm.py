@@ -160,10 +160,15 @@ def environ() -> dict[str, str]:
 
 @contextmanager
 def awake(pool: CondorPool, node: str = ASLEEP) -> Iterator[None]:
-    """A node that takes jobs for a while."""
+    """A node that takes jobs for a while, and is known to take them: its slurmd may have started last."""
     update = ["scontrol", "update", f"NodeName={node}"]
     try:
         pool.run([*update, "State=RESUME"], user="root", folder=pool.homes, **environ())
+        asked, until = ["sinfo", "--noheader", f"--nodes={node}", "--format=%T"], time.monotonic() + LIMIT
+        while (told := pool.run(asked, **environ()).stdout.strip()) not in ("idle", "mixed", "allocated"):
+            if time.monotonic() > until:
+                raise ServiceError(f"{node} did not wake up: {told}")
+            time.sleep(0.2)
         yield
     finally:
         drain = [*update, "State=DRAIN", "Reason=asleep"]

@@ -252,6 +252,8 @@ CONTAINED = ("--containall", "--cleanenv", "--no-home", "--no-eval")
 ALONE = (*CONTAINED, "--net", "--network", "none")
 FABRICS = ("infiniband", "cxi[0-9]*")
 """Device nodes of InfiniBand and Slingshot in /dev, which --containall hides."""
+INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+"""Variables by which a site names the interfaces of its nodes."""
 
 
 def gpu_options(gpus: Sequence[SelectedGpu], devices: CdiDevices) -> list[str]:
@@ -307,6 +309,11 @@ def apptainer_argv(kit: Kit, program: str, image: str, work: Path, uid: int, for
         *(("/bin/sh", "-c", FIRST, forward) if forward else ()),
         *kit.argv,
     ]
+
+
+def nodes_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which Apptainer sets in the image what nodes need to meet."""
+    return {f"APPTAINERENV_{name}": environ[name] for name in (MEETING, *INTERFACES) if name in environ}
 
 
 def fabric_options(dev: str = "/dev") -> list[str]:
@@ -519,7 +526,8 @@ class Apptainer:
     def __init__(self, kit: Kit, environ: Mapping[str, str], *, keep: bool) -> None:
         self.kit, self.keep = kit, keep
         self.environ = {name: value for name, value in environ.items() if PASSED.fullmatch(name)}
-        self.program, self.version, self.meeting = "apptainer", "", environ.get(MEETING, "")
+        self.program, self.version = "apptainer", ""
+        self.inside = nodes_environment(environ) if kit.level == NODES else {}
 
     def require(self) -> None:
         """Raise Stop if apptainer is missing."""
@@ -589,11 +597,9 @@ class Apptainer:
         """
         (work / "scratch").mkdir()
         # Read by apptainer itself if it uses nvidia-container-cli. Else --nv binds all GPUs.
-        inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL}
+        inside = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus) or ALL, **self.inside}
         if visible:
             inside["APPTAINERENV_CUDA_VISIBLE_DEVICES"] = visible
-        if self.kit.level == NODES:
-            inside[f"APPTAINERENV_{MEETING}"] = self.meeting
         privileges = ["--no-privs"] * (os.geteuid() == 0)
         probe = (self.program, "--silent", "exec", *ALONE, *privileges, image, *PROBE_GLIBC)
         check_glibc(driver_libraries(), probe, self.environ)

@@ -199,11 +199,11 @@ def over_nodes(torch: Any, job: Job) -> tuple[list[Answer], list[Answer]]:
 
 def pattern_sum(torch: Any, distributed: Any, job: Job, rank: int, size: int) -> Answer:
     device = device_of(torch, job, 0)
-    tensor = torch.frombuffer(bytearray(pattern((rank,), size)), dtype=torch.float32).to(device)
-    distributed.all_reduce(tensor)
-    digest = hashlib.sha256(fetch(tensor, device).tobytes()).hexdigest()
-    zeros = torch.zeros_like(tensor)
-    _alive.extend((tensor, zeros))
+    total = torch.frombuffer(bytearray(pattern((rank,), size)), dtype=torch.float32).to(device)
+    distributed.all_reduce(total)
+    digest = hashlib.sha256(fetch(total, device).tobytes()).hexdigest()
+    zeros = torch.zeros_like(total)
+    _alive.extend((total, zeros))
     return {
         "size": size,
         "digest": digest,

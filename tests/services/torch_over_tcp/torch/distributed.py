@@ -122,7 +122,8 @@ def init_process_group(
 
 def all_reduce(tensor: Any) -> None:
     _group["steps"] += 1
-    own = tensor.tobytes() if tensor.tobytes().strip(b"\0") else b""
+    own = tensor.tobytes()
+    own = own if own != bytes(len(own)) else b""
     _group["store"].set(f"{_group['steps']}-{_group['rank']}", own)
     for other in range(_group["size"]):
         if other != _group["rank"]:

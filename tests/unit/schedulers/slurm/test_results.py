@@ -439,13 +439,13 @@ BOTH = replace(GIVEN, id="a[1-2]/0")
 
 def on_node(name: str, uuid: str = UUID, run: bytes | None = run_json(), **changes: Any) -> MachineFiles:
     """A node on which all checks passed, or with `failed`, the outcome of the last."""
-    failed = changes.pop("failed", "")
+    failed, numbers = changes.pop("failed", ""), changes.pop("numbers", {"nodes": 2.0})
     report = suite_report(OF_TWO)
     report["device"]["uuid"] = uuid
     for row in report["checks"]:
         row["numbers"] = {"nodes": 2.0, "elements": 1.0}
     if failed:
-        report["checks"][-1].update(state="failed", outcome=failed)
+        report["checks"][-1].update(state="failed", outcome=failed, numbers=numbers)
     gpu = {**seen()["gpus"][0], "uuid": uuid}
     return MachineFiles(
         machine=name,
@@ -493,6 +493,12 @@ def test_two_nodes_are_signed_with_the_gpu_of_each_and_prove_nothing_of_one() ->
             "a2: ",
         ),
         ((on_node("a1"), on_node("a2", OTHER, running="nodes", checks=[])), Outcome.INFRASTRUCTURE, "a2: "),
+        (
+            (on_node("a1"), on_node("a2", OTHER, failed="load-failed", numbers={})),
+            Outcome.INFRASTRUCTURE,
+            "a2: ",
+        ),
+        ((on_node("a1"), on_node("a2", OTHER, failed="load-failed")), Outcome.APART, "a2: "),
         (
             (on_node("a1"), on_node("a2", OTHER, run_json(timed_out=True, returncode=137))),
             Outcome.TIMEOUT,

@@ -12,6 +12,7 @@ from imagefactory.verify.kit.start import (
     apptainer_argv,
     choose_runner,
     fabric_options,
+    nodes_environment,
     run_or_stop,
 )
 
@@ -51,6 +52,9 @@ def test_only_on_several_nodes_an_image_has_the_network_and_its_devices(tmp_path
     for name in ("infiniband", "cxi0", "cxi_x", "null"):
         (tmp_path / name).touch()
     paths = [str(tmp_path / name) for name in ("cxi0", "infiniband")]
+    environ = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "hsn0", "IMAGEFACTORY_MEETING": "{}", "HOME": "/"}
+    inside = {"APPTAINERENV_NCCL_SOCKET_IFNAME": "hsn0", "APPTAINERENV_IMAGEFACTORY_MEETING": "{}"}
+    assert nodes_environment(environ) == inside
     assert fabric_options(str(tmp_path)) == ["--bind", paths[0], "--bind", paths[1]]
 
 
