@@ -381,7 +381,7 @@ def _attributes(job_directory: _JsonLocation, value: object) -> dict[str, str | 
     return value
 
 
-_Types = dict[tuple[object, ...], PoolGpu]
+_Types = dict[tuple[str, str], PoolGpu]
 """GPUs by the values of their JSON except the IDs. In a large pool, most rows differ only in these."""
 _ID, _ATTRIBUTE = re.compile(ID, re.ASCII), re.compile(ATTRIBUTE, re.ASCII)
 
@@ -389,8 +389,9 @@ _ID, _ATTRIBUTE = re.compile(ID, re.ASCII), re.compile(ATTRIBUTE, re.ASCII)
 def _gpu(machine: _JsonLocation, number: int, value: object, types: _Types, host: str) -> PoolGpu:
     if not isinstance(value, dict):
         return replace(_parse_gpu(machine.at(f"gpus[{number}]"), value), host=host)
-    own_id, uuid = value.get("id", ""), value.get("uuid", "")
-    key = (host, *[repr(pair) for pair in value.items() if pair[0] not in _IDS])
+    rest = value.copy()
+    own_id, uuid = rest.pop("id", ""), rest.pop("uuid", "")
+    key = host, repr(rest)
     known = types.get(key)
     if known is None or not (_is_id(own_id) and _is_id(uuid)):
         types[key] = replace(_parse_gpu(machine.at(f"gpus[{number}]"), value), host=host)
@@ -407,9 +408,6 @@ def _gpu(machine: _JsonLocation, number: int, value: object, types: _Types, host
         free=known.free,
         host=host,
     )
-
-
-_IDS = ("id", "uuid")
 
 
 def _is_id(text: object) -> bool:
