@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..context import CheckFailure, write_json
 from .frameworks import nccl, results
@@ -85,10 +85,10 @@ def read_answer(path: str) -> Answer:
     return answer
 
 
-def main(folder: str, rank: str) -> int:
-    """Run one of the processes.
+def main(folder: str, rank: str) -> NoReturn:
+    """Run one of the processes, and end it.
 
-    After a failure it exits immediately, since a library may wait for the others.
+    It exits immediately, since a library may wait for the others.
     """
     faulthandler.enable()
     place = os.path.join(folder, f"{rank}.json")
@@ -102,6 +102,11 @@ def main(folder: str, rank: str) -> int:
         detail = error.detail if isinstance(error, CheckFailure) else f"{type(error).__name__}: {error}"
         outcome = error.outcome if isinstance(error, CheckFailure) else results.classify(error)
         write_json(place, {"error": detail, "outcome": outcome})
-        sys.stderr.flush()
-        os._exit(1)
-    return 0
+        leave(1)
+    leave(0)
+
+
+def leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -8,7 +8,7 @@ from imagefactory.verify.suite_files import EARLIER_SUITES, digest_of, read_suit
 
 # Of the suite as it is: change it with the suite, never because the files went elsewhere. With another digest
 # every image is to be verified anew, unless EARLIER_SUITES says that only other levels have new checks.
-PRESENT = "sha256:b59af869064126bcd1a387211d6bbe0f204e2978ff028c6b5bcf31da80f9239c"
+PRESENT = "sha256:3943f10ef31be3a31b46a1c2f0ecf09178e16006868d7c4348e9361395d8b629"
 
 
 def test_the_suite_is_the_one_that_verdicts_name() -> None:
